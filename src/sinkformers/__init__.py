@@ -1,0 +1,49 @@
+"""Doubly stochastic attention: Sinkhorn's algorithm where Transformers use SoftMax.
+
+The public names live in their rooms and are imported when first asked for, so that the command line answers before
+torch is loaded.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sinkformers.attention import sinkhorn_attention
+    from sinkformers.core import ConvergenceWarning, LimitInfo, marginal_error, sinkhorn, sinkhorn_limit
+    from sinkformers.modules import MultiheadAttention, Sinkhorn
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConvergenceWarning",
+    "LimitInfo",
+    "MultiheadAttention",
+    "Sinkhorn",
+    "marginal_error",
+    "sinkhorn",
+    "sinkhorn_attention",
+    "sinkhorn_limit",
+]
+
+_ROOM = {
+    "ConvergenceWarning": "core",
+    "LimitInfo": "core",
+    "MultiheadAttention": "modules",
+    "Sinkhorn": "modules",
+    "marginal_error": "core",
+    "sinkhorn": "core",
+    "sinkhorn_attention": "attention",
+    "sinkhorn_limit": "core",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM:
+        raise AttributeError(f"module 'sinkformers' has no attribute {name!r}")
+    value = getattr(import_module(f"sinkformers.{_ROOM[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__ + ["__version__"])

@@ -1,0 +1,7 @@
+"""The operator: definition, fast paths, gradients, limit and diagnostics."""
+
+from sinkformers.core.diagnostics import marginal_error
+from sinkformers.core.limit import ConvergenceWarning, LimitInfo, sinkhorn_limit
+from sinkformers.core.sinkhorn import sinkhorn
+
+__all__ = ["ConvergenceWarning", "LimitInfo", "marginal_error", "sinkhorn", "sinkhorn_limit"]

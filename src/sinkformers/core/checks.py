@@ -1,0 +1,184 @@
+"""Bad input is refused where it enters: the argument, what it should be, what came, and what to do about it.
+
+What can be told from types and shapes is told at once. Values (the masses, a tensor `tau`) are read inside registered
+operators, so that tracing goes through, and on accelerators asserted without waiting for them.
+"""
+
+import math
+import operator
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkformers.core.registration import register_vmap
+
+
+def tensor(caller: str, name: str, value: Any, *, min_dim: int) -> None:
+    """A floating-point tensor of at least `min_dim` axes."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{caller}: {name} must be a torch.Tensor; got {type(value).__name__}.")
+    if not value.is_floating_point():
+        raise TypeError(
+            f"{caller}: {name} must be float16, bfloat16, float32 or float64; got {value.dtype}. "
+            f"Convert it, for example {name}.float()."
+        )
+    if value.dim() < min_dim:
+        raise ValueError(
+            f"{caller}: {name} must have at least {min_dim} axes, the last two being (…, n, m) or (…, n, d); "
+            f"got shape {tuple(value.shape)}."
+        )
+
+
+def iterations(caller: str, value: Any, name: str = "n_iters") -> int:
+    """A whole number that is no bool."""
+    advice = (
+        f"{caller}: {name} must be a whole number ≥ 1 (1 is SoftMax, odd counts end on rows); got {value!r}. "
+        "The paper uses 3 for text and images, 21 for point clouds."
+    )
+    if not isinstance(value, Real):
+        raise TypeError(advice)
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise ValueError(advice) from None
+    if count < 1:
+        raise ValueError(advice)
+    return count
+
+
+def positive(caller: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{caller}: {name} must be a positive number; got {value!r}.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{caller}: {name} must be a positive number; got {value!r}.")
+    return float(value)
+
+
+def one_of(caller: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{caller}: {name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+
+
+def probability(caller: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{caller}: {name} must be a number from 0 to 1; got {value!r}.")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{caller}: {name} must be a number from 0 to 1; got {value!r}.")
+    return float(value)
+
+
+def mask(caller: str, name: str, value: Any, shape: torch.Size, axes: str) -> None:
+    """A boolean tensor that broadcasts to `shape`."""
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(
+            f"{caller}: {name} must be a boolean tensor, True where an entry takes part; got {got}. "
+            f"For a mask of zeros and ones pass {name}.bool()."
+        )
+    broadcasts(caller, name, value, shape, axes)
+
+
+def broadcasts(caller: str, name: str, value: Tensor, shape: torch.Size, axes: str) -> None:
+    fits = value.dim() <= len(shape) and all(
+        have in (1, want) for have, want in zip(reversed(value.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{caller}: {name} must broadcast to {axes} = {tuple(shape)}; got shape {tuple(value.shape)}. "
+            "Insert axes of size 1 where it is to be repeated."
+        )
+
+
+def relaxation(caller: str, tau: Any, lead: torch.Size, *, zero: bool = True) -> float | Tensor:
+    """`tau`, a number from 0 to 1 or a floating-point tensor that broadcasts to the leading axes."""
+    if not isinstance(tau, Tensor):
+        if isinstance(tau, bool) or not isinstance(tau, Real):
+            raise TypeError(f"{caller}: tau must be a number or a tensor; got {tau!r}.")
+        if not 0 <= tau <= 1 or (tau == 0 and not zero):
+            raise ValueError(_tau_advice(caller, zero, repr(tau)))
+        return float(tau)
+    if not tau.is_floating_point():
+        raise TypeError(f"{caller}: a tensor tau must be floating-point; got {tau.dtype}. Convert it: tau.float().")
+    broadcasts(caller, "tau", tau, lead, "the leading axes")
+    return checked_tau(tau, caller, zero)
+
+
+def _tau_advice(caller: str, zero: bool, got: str) -> str:
+    if zero:
+        return f"{caller}: tau must lie in [0, 1] (0 is SoftMax, 1 is Sinkhorn); got {got}."
+    return (
+        f'{caller}: gradient="implicit" needs tau in (0, 1], since 0 is SoftMax and has no column step to invert; '
+        f'got {got}. gradient="unrolled" takes 0 too.'
+    )
+
+
+def mass(caller: str, name: str, value: Any, shape: torch.Size) -> Tensor:
+    """Row or column masses (..., n): non-negative, sum 1, without a gradient."""
+    tensor(caller, name, value, min_dim=1)
+    if value.requires_grad:
+        raise ValueError(
+            f"{caller}: {name} gets no gradient, but requires one. Pass {name}.detach(), or add its logarithm to the "
+            "scores if you mean to learn it."
+        )
+    broadcasts(caller, name, value, shape, "the masses' shape")
+    if value.shape[-1:] != shape[-1:]:
+        raise ValueError(f"{caller}: {name} must have {shape[-1]} entries along its last axis; got {value.shape[-1]}.")
+    return checked_mass(value, caller, name)
+
+
+def _require(holds: Tensor, message: str) -> None:
+    if holds.device.type == "cpu":
+        if not holds.item():
+            raise ValueError(message)
+    else:
+        torch._assert_async(holds, message)
+
+
+@torch.library.custom_op("sinkformers::checked_tau", mutates_args=())
+def checked_tau(tau: Tensor, caller: str, zero: bool) -> Tensor:
+    inside = ((tau >= 0) if zero else (tau > 0)) & (tau <= 1)
+    _require(inside.all(), _tau_advice(caller, zero, _shown(tau)))
+    return tau.clone(memory_format=torch.contiguous_format)
+
+
+@checked_tau.register_fake
+def _(tau, caller, zero):
+    return torch.empty_like(tau, memory_format=torch.contiguous_format)
+
+
+checked_tau.register_autograd(lambda ctx, grad: (grad, None, None))
+register_vmap(checked_tau)
+
+
+@torch.library.custom_op("sinkformers::checked_mass", mutates_args=())
+def checked_mass(mass: Tensor, caller: str, name: str) -> Tensor:
+    _require((mass >= 0).all(), f"{caller}: {name} must be non-negative; got {_shown(mass)}.")
+    # Masses normalised in their own dtype are off by a rounding per term of the sum.
+    tolerance = (mass.shape[-1] + 2) * torch.finfo(mass.dtype).eps
+    total = mass.to(torch.float64 if mass.device.type == "cpu" else torch.float32).sum(-1)
+    _require(
+        ((total - 1).abs() <= tolerance).all(),
+        f"{caller}: {name} must sum to 1 along its last axis; its sums are {_shown(total)}. "
+        f"Divide it by {name}.sum(-1, keepdim=True).",
+    )
+    return mass.clone(memory_format=torch.contiguous_format)
+
+
+@checked_mass.register_fake
+def _(mass, caller, name):
+    return torch.empty_like(mass, memory_format=torch.contiguous_format)
+
+
+register_vmap(checked_mass)
+
+
+def _shown(values: Tensor) -> str:
+    """The range of the values, for a message; on an accelerator it would cost a wait, and stays out."""
+    if values.device.type != "cpu":
+        return "values outside it"
+    if values.numel() == 0:
+        return "nothing"
+    low, high = values.min().item(), values.max().item()
+    return f"{low:.6g}" if low == high else f"values from {low:.6g} to {high:.6g}"

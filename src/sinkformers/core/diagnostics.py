@@ -1,0 +1,41 @@
+"""How far weights are from doubly stochastic."""
+
+import torch
+from torch import Tensor
+
+from sinkformers.core import checks
+from sinkformers.core.problem import working_dtype
+
+
+def marginal_error(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The largest distance of a row sum from 1, and of a column sum from (rows)/(columns), over what takes part.
+
+    Args:
+        weights: (…, n, m).
+        mask: boolean, broadcasts to the weights, `True` takes part. A row or column with nothing left is not counted.
+
+    Returns:
+        rows, cols: each (…), float32 or float64. 0 where nothing takes part.
+
+    Example:
+        >>> import torch, sinkformers
+        >>> rows, cols = sinkformers.marginal_error(torch.eye(3))
+        >>> rows.item(), cols.item()
+        (0.0, 0.0)
+    """
+    checks.tensor("marginal_error", "weights", weights, min_dim=2)
+    sums = weights.to(working_dtype(weights.dtype))
+    if mask is None:
+        taking_part = weights.new_ones(weights.shape, dtype=torch.bool)
+    else:
+        checks.mask("marginal_error", "mask", mask, weights.shape, "weights")
+        taking_part = mask.expand(weights.shape)
+        sums = sums.masked_fill(~taking_part, 0.0)
+    rows, cols = taking_part.any(-1), taking_part.any(-2)
+    target = rows.sum(-1, keepdim=True) / cols.sum(-1, keepdim=True).clamp_min(1)
+    return _largest(sums.sum(-1) - 1, rows), _largest(sums.sum(-2) - target.to(sums.dtype), cols)
+
+
+def _largest(error: Tensor, alive: Tensor) -> Tensor:
+    error = error.abs().masked_fill(~alive, 0.0)
+    return error.amax(-1) if error.shape[-1] else error.new_zeros(error.shape[:-1])

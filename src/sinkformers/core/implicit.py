@@ -1,0 +1,77 @@
+"""The gradient at a fixed point, by the implicit function theorem: no iterate is kept or walked back.
+
+At convergence the potentials solve `row sums = 1`, `g = −τ·(LSE_i(C + f + log a) − log t)`. With `Ŵ = diag(a)·weights`,
+a change of the scores moves them by the solution of a symmetric system with the blocks
+
+    diag(Ŵ1)   Ŵ
+    Ŵᵀ         diag(Ŵᵀ1)/τ
+
+so the gradient is `G − Ŵ∘(x ⊕ y)`, where `G = weights∘dW` and (x, y) solves that system for the row and column sums of
+`G`. For τ = 1 it is singular, once per connected component of the support, with a right-hand side orthogonal to every
+null vector; conjugate gradients then need no projection. They run on `z = y/τ` alone, the rows being eliminated.
+"""
+
+import torch
+from torch import Tensor
+
+from sinkformers.core.kernel_domain import apply
+
+# Relative to the right-hand side; a little above what rounding lets conjugate gradients reach.
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
+
+
+def gradient(
+    weights: Tensor, d_weights: Tensor, weight: Tensor | None, tau: Tensor | None, excess: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the scores (..., n, m) and of tau (...), at weights (..., n, m) taken as converged.
+
+    Args:
+        weights, d_weights: in float32 or float64; zero where masked.
+        weight: the row weights `a` (..., n), or None where all are 1.
+        excess: `LSE_i(C + f + log a) − log t` (..., m), read for the gradient of tau only.
+    """
+    local = weights * d_weights
+    plan = weights if weight is None else weights * weight[..., None]
+    rows, cols = plan.sum(-1), plan.sum(-2)
+    row_side, col_side, per_row = local.sum(-1), local.sum(-2), _reciprocal(rows)
+    side = col_side - apply(plan.mT, per_row * row_side)
+    z = _conjugate_gradients(plan, cols, per_row, tau, side)
+    y = z if tau is None else tau[..., None] * z
+    x = per_row * (row_side - apply(plan, y))
+    grad = local - plan * (x[..., None] + y[..., None, :])
+    if tau is None:
+        return grad, None
+    # As tau tends to 1 the potentials settle where their mean over the columns vanishes; below 1 they are there already.
+    mean = (cols * excess).sum(-1, keepdim=True) / cols.sum(-1, keepdim=True).clamp_min(torch.finfo(cols.dtype).tiny)
+    settled = torch.where(tau[..., None] == 1, excess - mean, excess)
+    return grad, -(z * cols * settled).sum(-1)
+
+
+def _conjugate_gradients(plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tensor | None, side: Tensor) -> Tensor:
+    """Solve `(diag(cols) − τ·planᵀ diag(per_row) plan) z = side`, preconditioned by the diagonal.
+
+    Each matrix stops by itself, once its residual is small or rounding has eaten the curvature.
+    """
+    precondition = _reciprocal(cols)
+    z, residual = torch.zeros_like(side), side
+    direction = precondition * residual
+    energy = (residual * direction).sum(-1, keepdim=True)
+    goal = energy * TOLERANCE[plan.dtype] ** 2
+    for step in range(min(2 * side.shape[-1] + 50, 2000)):
+        going = energy > goal
+        if step % 4 == 0 and not going.any():
+            break
+        through = apply(plan.mT, per_row * apply(plan, direction))
+        image = cols * direction - (through if tau is None else tau[..., None] * through)
+        curvature = (direction * image).sum(-1, keepdim=True)
+        going = going & (curvature > 0)
+        length = torch.where(going, energy / curvature, 0.0)
+        z, residual = z + length * direction, residual - length * image
+        scaled = precondition * residual
+        previous, energy = energy, torch.where(going, (residual * scaled).sum(-1, keepdim=True), goal)
+        direction = scaled + torch.where(going, energy / previous, 0.0) * direction
+    return z
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    return torch.where(x == 0, 0.0, 1 / x)

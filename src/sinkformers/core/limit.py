@@ -1,0 +1,87 @@
+"""`sinkhorn_limit`: iterate until the marginals hold, and differentiate at the fixed point."""
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sinkformers.core import checks
+from sinkformers.core.limit_operators import limit
+from sinkformers.core.sinkhorn import check_problem, relaxation_tensor
+
+
+class ConvergenceWarning(UserWarning):
+    """`sinkhorn_limit` stopped at `max_iters` before the residual fell below the tolerance."""
+
+
+class LimitInfo(NamedTuple):
+    """The evidence that comes with `sinkhorn_limit(..., return_info=True)`, one value a matrix."""
+
+    residual: Tensor
+    """For tau = 1 the largest relative error of a marginal, otherwise the last change of the weights."""
+    iterations: Tensor
+    """Normalisations taken, always odd: the last one is over rows."""
+    converged: Tensor
+    """Whether the residual is within the tolerance."""
+
+
+def sinkhorn_limit(
+    scores: Tensor,
+    *,
+    tau: float | Tensor = 1.0,
+    tol: float = 1e-6,
+    max_iters: int = 1000,
+    mask: Tensor | None = None,
+    row_mass: Tensor | None = None,
+    col_mass: Tensor | None = None,
+    return_info: bool = False,
+) -> Tensor | tuple[Tensor, LimitInfo]:
+    """The limit K^∞ of `sinkhorn`: the doubly stochastic matrix nearest to `exp(scores)` in relative entropy.
+
+    Args:
+        scores: (…, n, m). Minus infinity means masked.
+        tau: relaxes the column steps as in `sinkhorn`; the limit is then a semi-relaxed transport plan.
+        tol: each matrix stops once its residual is below; taken no smaller than rounding lets it be reached.
+        max_iters: the most normalisations to take.
+        mask, row_mass, col_mass: as in `sinkhorn`.
+        return_info: return `(weights, LimitInfo)` and leave warning to the caller.
+
+    Returns:
+        weights (…, n, m); rows sum to 1. Without `return_info`, matrices that have not converged are reported in one
+        `ConvergenceWarning` with the residual reached.
+
+    The gradient is that of the limit itself (implicit differentiation), and costs no memory per iteration. Under a mask
+    that is no product of rows and columns the limit may not exist; the residual then says how far the weights are.
+
+    Example:
+        >>> import torch, sinkformers
+        >>> weights, info = sinkformers.sinkhorn_limit(torch.randn(4, 4), return_info=True)
+        >>> bool(info.converged), weights.sum(-2).allclose(torch.ones(4), atol=1e-5)
+        (True, True)
+    """
+    caller = "sinkhorn_limit"
+    scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
+    max_iters = checks.iterations(caller, max_iters, "max_iters")
+    tol = checks.positive(caller, "tol", tol)
+    tau = relaxation_tensor(checks.relaxation(caller, tau, scores.shape[:-2]), scores)
+    if scores.numel() == 0:
+        lead = scores.shape[:-2]
+        info = LimitInfo(
+            scores.new_zeros(lead), scores.new_ones(lead, dtype=torch.int64), scores.new_ones(lead, dtype=torch.bool)
+        )
+        return (scores.softmax(-1), info) if return_info else scores.softmax(-1)
+    weights, _, residual, iterations, converged = limit(scores, mask, row_mass, col_mass, tau, tol, max_iters)
+    weights, info = weights.to(scores.dtype), LimitInfo(residual.detach(), iterations, converged)
+    if return_info:
+        return weights, info
+    if not converged.all():
+        worst = info.residual[~converged].max().item()
+        warnings.warn(
+            f"sinkhorn_limit: {int((~converged).sum())} of {converged.numel()} matrices have not converged after "
+            f"{max_iters} normalisations; the largest residual is {worst:.2g}, the tolerance {tol:.2g}. Raise "
+            "max_iters, or pass return_info=True to judge each matrix.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return weights

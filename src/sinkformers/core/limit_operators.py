@@ -1,0 +1,183 @@
+"""`sinkformers::limit`: Sinkhorn until the marginals hold, each matrix for itself, and the implicit gradient.
+
+The kernel `exp(C − r − c)` is made once, and again only when the scalings of a matrix have drifted far: they are then
+absorbed into the shifts, so that scores of any size stay within the floating-point range.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkformers.core import implicit
+from sinkformers.core.kernel_domain import apply, col_excess, col_scaling, col_shift, exponentiate
+from sinkformers.core.operators import MaybeTensor, reduce_to
+from sinkformers.core.problem import Problem, pose, working_dtype
+from sinkformers.core.registration import full_precision, refuse_second_derivative, register_vmap
+
+# Scalings are absorbed once max u · max v leaves [1/DRIFT, DRIFT].
+DRIFT = 1e10
+
+
+def tolerance_floor(dtype: torch.dtype, n: int, m: int) -> float:
+    """The residual that rounding leaves: measured at up to eps·√max(n, m), here with a margin of 2."""
+    return 2 * torch.finfo(dtype).eps * max(n, m) ** 0.5
+
+
+class _Run:
+    """The matrices still under way: (k, n, m), with their place in the batch."""
+
+    def __init__(self, problem: Problem, tau: Tensor | None) -> None:
+        self.place = torch.arange(problem.scores.shape[0], device=problem.scores.device)
+        self.problem, self.tau = problem, tau
+        self.r, self.c = torch.zeros_like(problem.scores[..., 0]), col_shift(problem, problem.scores.new_zeros(1))
+        self.kernel = exponentiate(problem.scores, self.r, self.c)
+        self.g, self.v = torch.zeros_like(self.c), self.c.exp()
+        self.before = None
+        self.row_step()
+
+    def row_step(self) -> None:
+        self.u = torch.where(self.problem.rows, 1 / apply(self.kernel, self.v), 0.0)
+        weight = self.problem.weight
+        self.s = apply(self.kernel.mT, self.u if weight is None else self.u * weight)
+
+    def col_step(self) -> None:
+        excess = self.excess()
+        self.g = -excess if self.tau is None else -self.tau[:, None] * excess
+        self.v = col_scaling(self.s, self.problem, self.tau, self.c)
+
+    def residual(self) -> Tensor:
+        """After a row step: how far the columns are from their targets, or how much the weights still change."""
+        if self.tau is None:
+            error = (self.s * self.v / self.problem.target - 1).abs()
+            return error.masked_fill(~self.problem.cols, 0.0).amax(-1)
+        now, before = self.weights(), self.before
+        self.before = now
+        return now.new_full(now.shape[:1], torch.inf) if before is None else (now - before).abs().amax((-2, -1))
+
+    def excess(self) -> Tensor:
+        return col_excess(self.s, self.problem, self.c)
+
+    def weights(self) -> Tensor:
+        return self.kernel * self.u[..., None] * self.v[..., None, :]
+
+    def absorb(self) -> None:
+        """Take the kernel anew around the potentials reached, for the matrices that have drifted."""
+        reach = self.u.amax(-1) * self.v.amax(-1)
+        far = ((reach > DRIFT) | (reach < 1 / DRIFT)) & self.problem.rows.any(-1)
+        if not far.any():
+            return
+        part, rows = self.problem.select(far), self.problem.rows[far]
+        r = torch.where(rows, self.r[far] - self.u[far].log(), 0.0)
+        c = col_shift(part, r)
+        self.r[far], self.c[far], self.kernel[far] = r, c, exponentiate(part.scores, r, c)
+        self.u[far], self.v[far] = rows.to(r.dtype), torch.where(part.cols, (self.g[far] + c).exp(), 0.0)
+        weight = 1.0 if part.weight is None else part.weight
+        self.s[far] = apply(self.kernel[far].mT, self.u[far] * weight)
+
+    def keep(self, which: Tensor) -> None:
+        self.problem = self.problem.select(which)
+        for name in ("place", "tau", "r", "c", "kernel", "g", "u", "v", "s", "before"):
+            value = getattr(self, name)
+            setattr(self, name, value if value is None else value[which])
+
+
+def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) -> tuple[Tensor, ...]:
+    """Weights, column excess, residual, iterations and converged, for matrices (k, n, m)."""
+    run = _Run(problem, tau)
+    weights, excess = torch.empty_like(problem.scores), problem.target.new_empty(problem.target.shape)
+    residual = problem.target.new_zeros(problem.scores.shape[0])
+    iterations = torch.zeros_like(residual, dtype=torch.int64)
+    done = torch.zeros_like(residual, dtype=torch.bool)
+    for taken in range(1, max_iters + 1, 2):
+        if taken > 1:
+            run.col_step()
+            run.row_step()
+            run.absorb()
+        now = run.residual()
+        # NaN will not get better; stop there too.
+        stops = ~(now > tol) if taken + 2 <= max_iters else torch.ones_like(now, dtype=torch.bool)
+        new = stops & ~done[run.place]
+        if new.any():
+            place = run.place[new]
+            weights[place], excess[place], residual[place] = run.weights()[new], run.excess()[new], now[new]
+            iterations[place], done[place] = taken, True
+            going = ~done[run.place]
+            if not going.any():
+                break
+            if going.sum() <= going.numel() / 2:  # copying the rest pays once half of the batch stands still
+                run.keep(going)
+    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
+    return weights, excess, residual, iterations, residual <= tol
+
+
+@torch.library.custom_op("sinkformers::limit", mutates_args=())
+@full_precision
+def limit(
+    scores: Tensor,
+    mask: MaybeTensor,
+    row_mass: MaybeTensor,
+    col_mass: MaybeTensor,
+    tau: MaybeTensor,
+    tol: float,
+    max_iters: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *lead, n, m = scores.shape
+    problem = pose(scores, mask, row_mass, col_mass)
+    problem = problem._replace(scores=problem.shifted())
+    flat = Problem(*(None if part is None else part.flatten(0, len(lead) - 1) if lead else part[None] for part in problem))
+    tau = tau if tau is None else tau.to(flat.scores).expand(lead).reshape(-1)
+    tol = max(tol, tolerance_floor(flat.scores.dtype, n, m))
+    return tuple(part.reshape(*lead, *part.shape[1:]) for part in _converge(flat, tau, tol, max_iters))
+
+
+@limit.register_fake
+def _(scores, mask, row_mass, col_mass, tau, tol, max_iters):
+    *lead, n, m = scores.shape
+    weights = scores.new_empty(scores.shape, dtype=working_dtype(scores.dtype))
+    info = [weights.new_empty(lead, dtype=dtype) for dtype in (weights.dtype, torch.int64, torch.bool)]
+    return weights, weights.new_empty(*lead, m), *info
+
+
+@torch.library.custom_op("sinkformers::limit_backward", mutates_args=())
+@full_precision
+def limit_backward(
+    d_weights: Tensor,
+    weights: Tensor,
+    excess: Tensor,
+    mask: MaybeTensor,
+    row_mass: MaybeTensor,
+    col_mass: MaybeTensor,
+    tau: MaybeTensor,
+) -> tuple[Tensor, Tensor]:
+    # Only the row weights are read; weights that underflowed to zero take part all the same, as the masses say.
+    weight = pose(torch.zeros_like(weights), mask, row_mass, col_mass).weight
+    tau = tau if tau is None else tau.to(weights)
+    d_weights = d_weights if mask is None else d_weights.masked_fill(~mask, 0.0)
+    grad, d_tau = implicit.gradient(weights, d_weights, weight, tau, excess)
+    return grad, weights.new_zeros(weights.shape[:-2]) if d_tau is None else d_tau
+
+
+@limit_backward.register_fake
+def _(d_weights, weights, excess, mask, row_mass, col_mass, tau):
+    return torch.empty_like(weights), weights.new_empty(weights.shape[:-2])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.dtype = inputs[0].dtype
+    ctx.save_for_backward(*output[:2], *inputs[1:5])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if d_weights is None:
+        return (None,) * 7
+    *saved, tau = ctx.saved_tensors
+    d_scores, d_tau = limit_backward(d_weights, *saved, tau)
+    return d_scores.to(ctx.dtype), None, None, None, reduce_to(d_tau, tau), None, None
+
+
+limit.register_autograd(_backward, setup_context=_save)
+refuse_second_derivative(limit_backward)
+register_vmap(limit)
+register_vmap(limit_backward)

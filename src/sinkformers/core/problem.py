@@ -1,0 +1,83 @@
+"""What is to be normalised: the scores of the entries that take part, and the sums that rows and columns aim at.
+
+Masks, minus infinities and masses all come down to one form. With `C` the scores (minus infinity where an entry is out
+of the game), `a` a weight per row and `t` a target per column:
+
+    rows     f = −LSE_j(C + g)
+    columns  g = −τ·(LSE_i(C + f + log a) − log t)
+    weights  exp(C + f + g)
+
+Without masses `a = 1` and `t` = (rows taking part)/(columns taking part). With masses `a` is the row mass, `t` the
+column mass, and `log t` is added to the scores, which is what makes `weights = k·col_mass`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Problem(NamedTuple):
+    """Scores (..., n, m) in float32 or float64, minus infinity where masked; the rest are vectors along an axis."""
+
+    scores: Tensor
+    rows: Tensor  # (..., n) bool: takes part
+    cols: Tensor  # (..., m) bool
+    weight: Tensor | None  # (..., n), or None where all are 1
+    target: Tensor  # (..., m)
+
+    @property
+    def log_weight(self) -> Tensor | float:
+        return 0.0 if self.weight is None else self.weight.clamp_min(torch.finfo(self.scores.dtype).tiny).log()
+
+    @property
+    def log_target(self) -> Tensor:
+        return self.target.clamp_min(torch.finfo(self.scores.dtype).tiny).log()
+
+    def shifted(self) -> Tensor:
+        """The scores, each row less its maximum, which no weight depends on.
+
+        Finite scores stay finite: a difference beyond the range of the dtype would read as a mask.
+        """
+        lowest = torch.finfo(self.scores.dtype).min / 4
+        top = self.scores.detach().amax(-1, keepdim=True)
+        top = top.masked_fill(top == -torch.inf, 0.0)
+        return (self.scores - top).clamp_min(lowest).masked_fill(self.scores == -torch.inf, -torch.inf)
+
+    def select(self, which: Tensor) -> "Problem":
+        """The matrices where `which` (...) holds, stacked along one leading axis."""
+        return Problem(*(None if part is None else part[which] for part in self))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Iterations never run below float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def pose(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None) -> Problem:
+    """Combine scores (..., n, m), a boolean mask and the masses, all of one rank, into a `Problem`."""
+    scores = scores.to(working_dtype(scores.dtype))
+    row_mass, col_mass = (mass if mass is None else mass.to(scores.dtype) for mass in (row_mass, col_mass))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if row_mass is not None:
+        scores = scores.masked_fill((row_mass == 0)[..., None], -torch.inf)
+    if col_mass is not None:
+        scores = scores.masked_fill((col_mass == 0)[..., None, :], -torch.inf)
+    # Dead lines are told by their maximum, which keeps a NaN alive: NaN that takes part has to come out again.
+    rows, cols = scores.detach().amax(-1) != -torch.inf, scores.detach().amax(-2) != -torch.inf
+    n_rows, n_cols = (alive.sum(-1, keepdim=True).clamp_min(1).to(scores.dtype) for alive in (rows, cols))
+    if row_mass is None and col_mass is None:
+        return Problem(scores, rows, cols, None, (n_rows / n_cols).expand(cols.shape))
+    weight = _renormalise(row_mass, rows, n_rows)
+    target = _renormalise(col_mass, cols, n_cols)
+    return Problem(scores + target.log()[..., None, :], rows, cols, weight, target)
+
+
+def _renormalise(mass: Tensor | None, alive: Tensor, count: Tensor) -> Tensor:
+    """The mass over what takes part, summing to 1; uniform where none is given."""
+    if mass is None:
+        return alive / count
+    kept = torch.where(alive, mass, 0.0)
+    total = kept.sum(-1, keepdim=True)
+    return kept / total.masked_fill(total == 0, 1.0)

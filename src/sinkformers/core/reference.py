@@ -1,0 +1,26 @@
+"""The definition. Every fast path is compared with it, gradients included; it is kept short rather than fast."""
+
+import torch
+from torch import Tensor
+
+from sinkformers.core.problem import Problem
+
+
+def reference_weights(problem: Problem, tau: Tensor | None, n_iters: int) -> Tensor:
+    """Alternate row and column normalisation in the log domain; differentiable any number of times."""
+    scores, rows, cols = problem.shifted(), problem.rows, problem.cols
+    f, g = scores.new_zeros(rows.shape), scores.new_zeros(cols.shape)
+    for step in range(n_iters):
+        if step % 2 == 0:
+            f = -_logsumexp(scores + g[..., None, :], -1, rows)
+        else:
+            excess = _logsumexp(scores + (f + problem.log_weight)[..., None], -2, cols) - problem.log_target
+            g = -excess if tau is None else -tau[..., None] * excess
+    weights = torch.exp(scores + f[..., None] + g[..., None, :])
+    return weights.masked_fill(scores == -torch.inf, 0.0)
+
+
+def _logsumexp(x: Tensor, dim: int, alive: Tensor) -> Tensor:
+    """Log-sum-exp over the lines that take part; 0, without a gradient, over the others."""
+    filled = x.masked_fill(~alive.unsqueeze(dim), 0.0)
+    return filled.logsumexp(dim).masked_fill(~alive, 0.0)

@@ -1,0 +1,110 @@
+"""`sinkhorn`: the operator as users call it."""
+
+import torch
+from torch import Tensor
+
+from sinkformers.core import backends, checks
+from sinkformers.core.operators import normalize
+from sinkformers.core.problem import pose
+from sinkformers.core.reference import reference_weights
+
+
+def sinkhorn(
+    scores: Tensor,
+    *,
+    n_iters: int = 3,
+    tau: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    row_mass: Tensor | None = None,
+    col_mass: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Normalise the rows of `exp(scores)`, then its columns, then its rows, …, `n_iters` times in all.
+
+    SoftMax stops after the first normalisation; going on makes the columns sum to a constant too, so that attention
+    becomes doubly stochastic.
+
+    Args:
+        scores: (…, n, m), any leading axes, any floating-point dtype. Minus infinity means masked.
+        n_iters: how many normalisations. 1 is SoftMax; odd counts end on rows, so rows sum to 1 exactly; even ones end
+            on columns.
+        tau: relaxes the column steps, from 0 (SoftMax) to 1 (Sinkhorn). A number, or a tensor that broadcasts to the
+            leading axes; a tensor has a gradient.
+        mask: boolean, broadcasts to the scores, `True` takes part. Masking equals deletion: a row or column with
+            nothing left gives zeros, and what stands there changes nothing.
+        row_mass, col_mass: (n,) and (m,), or with leading axes; non-negative, summing to 1. Then rows sum to 1 and, at
+            convergence, `row_mass @ weights = col_mass`.
+        backend: `auto`, `torch`, or `reference`, the log-domain definition, which can be differentiated twice.
+
+    Returns:
+        weights (…, n, m), in the dtype of the scores (float32 under autocast, like SoftMax). Rows sum to 1, and columns
+        tend to (rows taking part)/(columns taking part).
+
+    The gradient is the exact one of the steps taken. Beside the scores it keeps only vectors, a few per step.
+
+    Example:
+        >>> import torch, sinkformers
+        >>> weights = sinkformers.sinkhorn(torch.randn(2, 5, 5), n_iters=21)
+        >>> weights.sum(-1).allclose(torch.ones(2, 5)), weights.sum(-2).allclose(torch.ones(2, 5), atol=1e-3)
+        (True, True)
+
+    The paper's own code divides by n at the end, or stops half-way; here rows sum to 1, as in the paper's text.
+    """
+    caller = "sinkhorn"
+    scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
+    n_iters = checks.iterations(caller, n_iters)
+    tau = checks.relaxation(caller, tau, scores.shape[:-2])
+    chosen = backends.choose(caller, backend)
+    softmax = isinstance(tau, float) and (n_iters == 1 or tau == 0)
+    if scores.numel() == 0 or (softmax and backend == "auto"):
+        return _softmax(scores, mask, row_mass, col_mass)
+    tau = relaxation_tensor(tau, scores)
+    if chosen == "reference":
+        return reference_weights(pose(scores, mask, row_mass, col_mass), tau, n_iters).to(scores.dtype)
+    return normalize(scores, mask, row_mass, col_mass, tau, n_iters)[0]
+
+
+def check_problem(
+    caller: str, scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Refuse what is no problem; give mask and masses the rank of the scores."""
+    checks.tensor(caller, "scores", scores, min_dim=2)
+    *lead, n, m = scores.shape
+    if mask is not None:
+        checks.mask(caller, "mask", mask, scores.shape, "scores")
+        mask = with_rank(mask, scores.dim())
+    if row_mass is not None:
+        row_mass = checks.mass(caller, "row_mass", row_mass, torch.Size((*lead, n)))
+        row_mass = with_rank(row_mass, scores.dim() - 1)
+    if col_mass is not None:
+        col_mass = checks.mass(caller, "col_mass", col_mass, torch.Size((*lead, m)))
+        col_mass = with_rank(col_mass, scores.dim() - 1)
+    if torch.is_autocast_enabled(scores.device.type) and scores.dtype in (torch.float16, torch.bfloat16):
+        scores = scores.float()
+    return scores, mask, row_mass, col_mass
+
+
+def relaxation_tensor(tau: float | Tensor, scores: Tensor) -> Tensor | None:
+    """`tau` with the rank of the leading axes, or None for 1, which costs nothing."""
+    if isinstance(tau, float):
+        if tau == 1:
+            return None
+        tau = torch.tensor(tau, dtype=torch.float64)
+    return with_rank(tau, scores.dim() - 2)
+
+
+def with_rank(tensor: Tensor, rank: int) -> Tensor:
+    return tensor.reshape((1,) * (rank - tensor.dim()) + tuple(tensor.shape))
+
+
+def _softmax(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None) -> Tensor:
+    """SoftMax itself; rows with nothing left give zeros."""
+    if scores.numel() == 0:
+        return scores.softmax(-1)
+    dtype, out = scores.dtype, None
+    if mask is not None or row_mass is not None or col_mass is not None:
+        scores = pose(scores, mask, row_mass, col_mass).scores
+        out = scores == -torch.inf
+    dead = scores.detach().amax(-1, keepdim=True) == -torch.inf
+    weights = scores.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead if out is None else out, 0.0)
+    return weights.to(dtype)

@@ -1,0 +1,6 @@
+"""`nn.Module` shells of the operator and the attention."""
+
+from sinkformers.modules.multihead import MultiheadAttention
+from sinkformers.modules.sinkhorn import Sinkhorn
+
+__all__ = ["MultiheadAttention", "Sinkhorn"]

@@ -1,0 +1,216 @@
+"""`MultiheadAttention`: `nn.MultiheadAttention` with Sinkhorn where it has SoftMax."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinkformers.attention import attention_weights, sinkhorn_attention
+from sinkformers.attention.functional import refuse_causal
+
+CALLER = "MultiheadAttention"
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """Multi-head attention with the constructor, the forward and the state_dict of `nn.MultiheadAttention`.
+
+    Args:
+        *args, **kwargs: those of `nn.MultiheadAttention`: embed_dim, num_heads, dropout, bias, add_bias_kv,
+            add_zero_attn, kdim, vdim, batch_first, device, dtype.
+        n_iters, tau: as in `sinkhorn`; `n_iters=1` is `nn.MultiheadAttention`.
+
+    Boolean masks mean *ignore*, as in torch's module and unlike in `sinkhorn_attention`. A `key_padding_mask` takes the
+    padded keys out; where `query is key` it takes the padded queries out as well, since their rows would otherwise stay
+    in the column sums. In cross-attention pass `query_padding_mask`.
+
+    Example:
+        >>> import torch, sinkformers
+        >>> layer = sinkformers.MultiheadAttention(16, 4, batch_first=True, n_iters=5)
+        >>> x, padding = torch.randn(2, 7, 16), torch.arange(7) >= torch.tensor([[7], [4]])
+        >>> out, weights = layer(x, x, x, key_padding_mask=padding)
+        >>> out.shape, weights.shape
+        (torch.Size([2, 7, 16]), torch.Size([2, 7, 7]))
+    """
+
+    tau: float | Tensor
+
+    def __init__(self, *args: Any, n_iters: int = 3, tau: float | Tensor = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.n_iters = n_iters
+        self.tau = tau
+
+    # nn.TransformerEncoderLayer reads this attribute to decide whether its fused SoftMax kernel may take the weights
+    # and run without calling the module; the answer is no. Only torch's own initialisation needs the truth.
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        return self.__dict__.get("_initialising_packed", False)
+
+    @_qkv_same_embed_dim.setter
+    def _qkv_same_embed_dim(self, value: bool) -> None:
+        self.__dict__["_initialising_packed"] = value
+
+    def _reset_parameters(self) -> None:
+        self.__dict__["_initialising_packed"] = self.in_proj_weight is not None
+        super()._reset_parameters()
+        del self.__dict__["_initialising_packed"]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        query_padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend; see `nn.MultiheadAttention.forward` for shapes. `query_padding_mask` is boolean (batch, n)."""
+        if is_causal and attn_mask is None:
+            raise ValueError(f"{CALLER}: is_causal is a hint that attn_mask is causal; got no attn_mask. Pass both.")
+        if is_causal and self.n_iters != 1:
+            refuse_causal(CALLER)
+        ignored = _ignored(key_padding_mask)
+        if query_padding_mask is None and query is key:
+            query_padding_mask = ignored
+        batched = self._check(query, key, value, key_padding_mask, query_padding_mask)
+        query, key, value = self._arrange(query, key, value, ignored, query_padding_mask, batched)
+        q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
+        k, v, extra = self._extend(k, v)
+        mask = _merge_masks(attn_mask, key_padding_mask, q, extra, batched)
+        keys = None if ignored is None else F.pad(~_as_batch(ignored, batched), (0, extra), value=True)
+        queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
+        options: dict[str, Any] = dict(n_iters=self.n_iters, tau=self.tau, query_mask=queries, key_mask=keys)
+        dropout, weights = self.dropout if self.training else 0.0, None
+        if need_weights:
+            weights = attention_weights(q, k, mask, **options)
+            weights = F.dropout(weights, dropout, self.training)
+            out = weights @ (v if keys is None else v.masked_fill(~keys[:, None, :, None], 0.0))
+            if queries is not None:
+                out = out.masked_fill(~queries[:, None, :, None], 0.0)
+        else:
+            out = sinkhorn_attention(q, k, v, mask, dropout, **options)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _check(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None
+    ) -> bool:
+        """Refuse shapes that do not fit; tell whether there is a batch axis."""
+        shapes = f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ValueError(f"{CALLER}: nested tensors are not supported. Pad them and pass key_padding_mask.")
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            raise ValueError(f"{CALLER}: query, key and value must all have 3 axes, or 2 without a batch; {shapes}")
+        widths = (self.embed_dim, self.kdim, self.vdim)
+        if (query.shape[-1], key.shape[-1], value.shape[-1]) != widths:
+            raise ValueError(f"{CALLER}: query, key and value must be {widths} wide (embed_dim, kdim, vdim); {shapes}")
+        batched = query.dim() == 3
+        axis = 0 if self.batch_first or not batched else 1
+        if key.shape[:-1] != value.shape[:-1] or (batched and query.shape[axis] != key.shape[axis]):
+            raise ValueError(f"{CALLER}: key and value must be equally long, and all batches equal; {shapes}")
+        for name, padding, tokens in (("key", key_padding, key), ("query", query_padding, query)):
+            if padding is None:
+                continue
+            if name == "query" and padding.dtype != torch.bool:
+                raise TypeError(f"{CALLER}: query_padding_mask must be boolean, True to ignore; got {padding.dtype}.")
+            lead = tokens.shape[:-1] if axis == 0 else tokens.shape[1::-1]
+            if padding.shape != lead:
+                raise ValueError(
+                    f"{CALLER}: {name}_padding_mask must be (batch, length) = {tuple(lead)}; got {tuple(padding.shape)}."
+                )
+        return batched
+
+    def _arrange(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_ignored: Tensor | None,
+        query_ignored: Tensor | None,
+        batched: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Batch axis first, and padding set to zero, so that NaN there stays out of the projections' gradients."""
+
+        def arrange(x: Tensor, ignored: Tensor | None) -> Tensor:
+            x = x[None] if not batched else x if self.batch_first else x.transpose(0, 1)
+            return x if ignored is None else x.masked_fill(_as_batch(ignored, batched)[..., None], 0.0)
+
+        arranged = arrange(query, query_ignored)
+        if query is key and query_ignored is key_ignored:
+            return arranged, arranged, arranged if value is key else arrange(value, key_ignored)
+        new_key = arrange(key, key_ignored)
+        return arranged, new_key, new_key if value is key else arrange(value, key_ignored)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        if self.in_proj_weight is None:
+            matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        elif query is key and key is value:
+            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+        else:
+            matrices = self.in_proj_weight.chunk(3)
+        return tuple(F.linear(*each) for each in zip((query, key, value), matrices, biases, strict=True))
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int]:
+        """The extra keys of `add_bias_kv` and `add_zero_attn`, and how many they are."""
+        extra = 0
+        if self.bias_k is not None and self.bias_v is not None:
+            more = (self._split_heads(b.expand(key.shape[0], 1, -1)) for b in (self.bias_k, self.bias_v))
+            key, value = (torch.cat(pair, 2) for pair in zip((key, value), more, strict=True))
+            extra += 1
+        if self.add_zero_attn:
+            key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+            extra += 1
+        return key, value, extra
+
+
+def _ignored(padding: Tensor | None) -> Tensor | None:
+    """A padding mask as booleans, True to ignore; a float one ignores where it is minus infinity, or nearly."""
+    if padding is None or padding.dtype == torch.bool:
+        return padding
+    if not padding.is_floating_point():
+        raise TypeError(f"{CALLER}: key_padding_mask must be boolean (True to ignore) or float; got {padding.dtype}.")
+    return padding <= torch.finfo(padding.dtype).min / 2
+
+
+def _as_batch(padding: Tensor, batched: bool) -> Tensor:
+    return padding if batched else padding[None]
+
+
+def _merge_masks(
+    attn_mask: Tensor | None, key_padding: Tensor | None, query: Tensor, extra: int, batched: bool
+) -> Tensor | None:
+    """What torch's module adds to the scores, in SDPA's conventions: boolean with True to attend, or a float bias."""
+    merged = None
+    if attn_mask is not None:
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            raise TypeError(f"{CALLER}: attn_mask must be boolean (True to ignore) or float; got {attn_mask.dtype}.")
+        batch, heads = query.shape[:2]
+        if attn_mask.dim() == 3:
+            if attn_mask.shape[0] != batch * heads:
+                raise ValueError(
+                    f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
+                    f"got {tuple(attn_mask.shape)}."
+                )
+            attn_mask = attn_mask.unflatten(0, (batch, heads))
+        elif attn_mask.dim() != 2:
+            raise ValueError(f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}.")
+        allowed = attn_mask.dtype == torch.bool
+        merged = F.pad(~attn_mask if allowed else attn_mask, (0, extra), value=True if allowed else 0.0)
+    if key_padding is None or key_padding.dtype == torch.bool:
+        return merged
+    bias = F.pad(_as_batch(key_padding, batched), (0, extra))[:, None, None, :]
+    if merged is None:
+        return bias
+    return bias.masked_fill(~merged, -torch.inf) if merged.dtype == torch.bool else merged + bias

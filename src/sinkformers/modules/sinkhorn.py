@@ -1,0 +1,33 @@
+"""`Sinkhorn`: the operator as a module, where a model holds an `nn.Softmax`."""
+
+from torch import Tensor, nn
+
+from sinkformers.core import sinkhorn
+
+
+class Sinkhorn(nn.Module):
+    """Normalise the last two axes of the scores by Sinkhorn's algorithm; the twin of `nn.Softmax(dim=-1)`.
+
+    Args:
+        n_iters: how many normalisations; 1 is SoftMax.
+        tau: relaxes the column steps, from 0 (SoftMax) to 1. A tensor that is a parameter is learned.
+
+    Example:
+        >>> import torch, sinkformers
+        >>> sinkformers.Sinkhorn(n_iters=5)(torch.zeros(2, 3, 4)).sum(-1).shape
+        torch.Size([2, 3])
+    """
+
+    tau: float | Tensor
+
+    def __init__(self, n_iters: int = 3, tau: float | Tensor = 1.0) -> None:
+        super().__init__()
+        self.n_iters = n_iters
+        self.tau = tau
+
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Weights (…, n, m) of scores (…, n, m); `mask` is boolean, `True` takes part."""
+        return sinkhorn(scores, n_iters=self.n_iters, tau=self.tau, mask=mask)
+
+    def extra_repr(self) -> str:
+        return f"n_iters={self.n_iters}, tau={self.tau}"
