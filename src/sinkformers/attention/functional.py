@@ -12,6 +12,7 @@ from sinkformers.attention.participants import Masks, combine, silence
 from sinkformers.core import backends, checks
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.reference import reference_weights
+from sinkformers.core.registration import autocasts, without_autocast
 from sinkformers.core.sinkhorn import relaxation_tensor, sinkhorn, with_rank
 
 CALLER = "sinkhorn_attention"
@@ -61,7 +62,7 @@ def sinkhorn_attention(
     Padding never shows: what stands in tokens out of the game, NaN included, changes no output and no gradient, and
     their own gradients are exact zeros.
 
-    Example:
+    Examples:
         >>> import torch, sinkformers
         >>> q, k, v = torch.randn(3, 2, 4, 10, 16).unbind()
         >>> real = torch.arange(10) < torch.tensor([[10], [7]])
@@ -73,11 +74,11 @@ def sinkhorn_attention(
     heads_lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
     n_iters = checks.iterations(CALLER, n_iters)
     checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
-    tau = checks.relaxation(CALLER, tau, heads_lead, zero=gradient == "unrolled")
+    relaxation = checks.relaxation(CALLER, tau, heads_lead, zero=gradient == "unrolled")
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
     chosen = backends.choose(CALLER, backend)
-    softmax = isinstance(tau, float) and (n_iters == 1 or tau == 0)
+    softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
     if gradient == "implicit":
         _check_implicit(n_iters, chosen)
     if is_causal:
@@ -92,11 +93,11 @@ def sinkhorn_attention(
     if n == 0 or m == 0:
         return ((query @ key.mT).softmax(-1) @ value) * (1 - dropout_p)
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
-    tau = relaxation_tensor(tau, query)
+    by_head = relaxation_tensor(relaxation, query)
     if chosen == "reference":
-        return _reference_attention(query, key, value, masks, tau, seed, n_iters, scale, cost == "l2", dropout_p)
+        return _reference_attention(query, key, value, masks, by_head, seed, n_iters, scale, cost == "l2", dropout_p)
     return attend(
-        query, key, value, *masks, tau, seed, n_iters, scale, cost == "l2", dropout_p, gradient == "implicit"
+        query, key, value, *masks, by_head, seed, n_iters, scale, cost == "l2", dropout_p, gradient == "implicit"
     )[0]
 
 
@@ -174,7 +175,7 @@ def _reference_attention(
     dropout_p: float,
 ) -> Tensor:
     dtype = working_dtype(query.dtype)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         who = combine(masks)
         q, k = silence(query.to(dtype), who.queries), silence(key.to(dtype), who.keys)
         problem = attention_problem(q, k, who, scale, l2)
@@ -188,7 +189,7 @@ def _reference_attention(
 def _check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     for name, tokens in (("query", query), ("key", key), ("value", value)):
         checks.tensor(CALLER, name, tokens, min_dim=2)
-    if torch.is_autocast_enabled(query.device.type):
+    if autocasts(query.device):
         low = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x if x.dtype == torch.float64 else x.to(low) for x in (query, key, value))
     if not query.dtype == key.dtype == value.dtype:
@@ -227,7 +228,7 @@ def _check_groups(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(f"{CALLER}: with enable_gqa=True the axes before the heads must be equal; {shapes}")
     if any(x.shape[-3] == 0 or query.shape[-3] % x.shape[-3] for x in (key, value)):
         raise ValueError(
-            f"{CALLER}: with enable_gqa=True the heads of the query must be a multiple of those of key and value; {shapes}"
+            f"{CALLER}: with enable_gqa=True the query's heads must be a multiple of those of key and value; {shapes}"
         )
 
 
@@ -246,7 +247,7 @@ def _check_implicit(n_iters: int, backend: str) -> None:
             f'got {n_iters}. gradient="unrolled" takes any.'
         )
     if backend == "reference":
-        raise ValueError(f'{CALLER}: backend="reference" has the unrolled gradient only; use backend="torch" or "auto".')
+        raise ValueError(f'{CALLER}: backend="reference" has the unrolled gradient only; use backend="torch".')
 
 
 def _check_causal(attn_mask: Tensor | None, softmax: bool) -> None:

@@ -14,12 +14,17 @@ from sinkformers.core import implicit, unrolled
 from sinkformers.core.kernel_domain import Steps
 from sinkformers.core.operators import MaybeTensor, reduce_to, step_outputs
 from sinkformers.core.problem import Problem, pose, working_dtype
-from sinkformers.core.registration import full_precision, refuse_second_derivative, register_vmap
+from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
 
 
-def attention_problem(
-    query: Tensor, key: Tensor, who: Participants, scale: float, l2: bool
-) -> Problem:
+def silenced(query: Tensor, key: Tensor, value: Tensor, who: Participants) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens in the dtype to work in, those out of the game set to zero."""
+    dtype = working_dtype(query.dtype)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return silence(query, who.queries), silence(key, who.keys), silence(value, who.keys)
+
+
+def attention_problem(query: Tensor, key: Tensor, who: Participants, scale: float, l2: bool) -> Problem:
     """The scores of silenced queries and keys, as a problem."""
     scores = (query * scale) @ key.mT
     if l2:  # |q|² shifts whole rows, which no weight depends on
@@ -52,7 +57,7 @@ register_vmap(kept_operator, seed=0)
 
 @torch.library.custom_op("sinkformers::attend", mutates_args=())
 @full_precision
-def attend(
+def attend_operator(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -68,17 +73,17 @@ def attend(
     dropout_p: float,
     implicitly: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dtype = working_dtype(query.dtype)
     who = combine(Masks(bias, entries, queries, keys))
-    q, k, v = silence(query.to(dtype), who.queries), silence(key.to(dtype), who.keys), silence(value.to(dtype), who.keys)
+    q, k, v = silenced(query, key, value, who)
     problem = attention_problem(q, k, who, scale, l2)
     weights, steps = unrolled.forward(problem, tau if tau is None else tau.to(q), n_iters)
     if seed is not None:
         weights *= kept(seed, weights.shape, dropout_p, weights)
-    return (weights @ v).to(query.dtype), *(part.contiguous() for part in steps)
+    u, s, r, c, safe = (part.contiguous() for part in steps)
+    return (weights @ v).to(query.dtype), u, s, r, c, safe
 
 
-@attend.register_fake
+@attend_operator.register_fake
 def _(query, key, value, bias, entries, queries, keys, tau, seed, n_iters, scale, l2, dropout_p, implicitly):
     *leading, n, _ = query.shape
     out = query.new_empty(*leading, n, value.shape[-1])
@@ -87,7 +92,7 @@ def _(query, key, value, bias, entries, queries, keys, tau, seed, n_iters, scale
 
 @torch.library.custom_op("sinkformers::attend_backward", mutates_args=())
 @full_precision
-def attend_backward(
+def attend_backward_operator(
     d_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -110,10 +115,10 @@ def attend_backward(
     implicitly: bool,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dtype, steps = working_dtype(query.dtype), Steps(u, s, r, c, safe)
+    steps = Steps(u, s, r, c, safe)
     who = combine(Masks(bias, entries, queries, keys))
-    q, k, v = silence(query.to(dtype), who.queries), silence(key.to(dtype), who.keys), silence(value.to(dtype), who.keys)
-    d_out = silence(d_out.to(dtype), who.queries)
+    q, k, v = silenced(query, key, value, who)
+    d_out = silence(d_out.to(q.dtype), who.queries)
     problem = attention_problem(q, k, who, scale, l2)
     tau = tau if tau is None else tau.to(q)
     weights, kernel = unrolled.reopen(problem, tau, n_iters, steps)
@@ -141,10 +146,29 @@ def attend_backward(
     )
 
 
-@attend_backward.register_fake
+@attend_backward_operator.register_fake
 def _(
-    d_out, query, key, value, bias, entries, queries, keys, tau, seed, u, s, r, c, safe, n_iters, scale, l2, dropout_p,
-    implicitly, wants_bias,
+    d_out,
+    query,
+    key,
+    value,
+    bias,
+    entries,
+    queries,
+    keys,
+    tau,
+    seed,
+    u,
+    s,
+    r,
+    c,
+    safe,
+    n_iters,
+    scale,
+    l2,
+    dropout_p,
+    implicitly,
+    wants_bias,
 ):
     grads = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
     d_bias = bias.new_empty(bias.shape) if wants_bias and bias is not None else r.new_empty(safe.shape)
@@ -166,7 +190,7 @@ def _backward(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7]), *(None,) * 6
 
 
-attend.register_autograd(_backward, setup_context=_save)
-refuse_second_derivative(attend_backward)
-register_vmap(attend, seed=8)
-register_vmap(attend_backward, seed=9)
+register_vmap(attend_operator, seed=8)
+register_vmap(attend_backward_operator, seed=9)
+attend = differentiable(attend_operator, _save, _backward)
+attend_backward = not_differentiable(attend_backward_operator)

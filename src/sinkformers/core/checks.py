@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.core.registration import register_vmap
+from sinkformers.core.registration import differentiable, register_vmap
 
 
 def tensor(caller: str, name: str, value: Any, *, min_dim: int) -> None:
@@ -51,7 +51,7 @@ def iterations(caller: str, value: Any, name: str = "n_iters") -> int:
 def positive(caller: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{caller}: {name} must be a positive number; got {value!r}.")
-    if not 0 < value < math.inf:
+    if not 0 < float(value) < math.inf:
         raise ValueError(f"{caller}: {name} must be a positive number; got {value!r}.")
     return float(value)
 
@@ -64,7 +64,7 @@ def one_of(caller: str, name: str, value: Any, choices: tuple[str, ...]) -> None
 def probability(caller: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{caller}: {name} must be a number from 0 to 1; got {value!r}.")
-    if not 0 <= value <= 1:
+    if not 0 <= float(value) <= 1:
         raise ValueError(f"{caller}: {name} must be a number from 0 to 1; got {value!r}.")
     return float(value)
 
@@ -96,7 +96,7 @@ def relaxation(caller: str, tau: Any, lead: torch.Size, *, zero: bool = True) ->
     if not isinstance(tau, Tensor):
         if isinstance(tau, bool) or not isinstance(tau, Real):
             raise TypeError(f"{caller}: tau must be a number or a tensor; got {tau!r}.")
-        if not 0 <= tau <= 1 or (tau == 0 and not zero):
+        if not 0 <= float(tau) <= 1 or (tau == 0 and not zero):
             raise ValueError(_tau_advice(caller, zero, repr(tau)))
         return float(tau)
     if not tau.is_floating_point():
@@ -133,23 +133,25 @@ def _require(holds: Tensor, message: str) -> None:
         if not holds.item():
             raise ValueError(message)
     else:
-        torch._assert_async(holds, message)
+        torch._assert_async(holds, message)  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.library.custom_op("sinkformers::checked_tau", mutates_args=())
-def checked_tau(tau: Tensor, caller: str, zero: bool) -> Tensor:
+def checked_tau_operator(tau: Tensor, caller: str, zero: bool) -> Tensor:
     inside = ((tau >= 0) if zero else (tau > 0)) & (tau <= 1)
     _require(inside.all(), _tau_advice(caller, zero, _shown(tau)))
     return tau.clone(memory_format=torch.contiguous_format)
 
 
-@checked_tau.register_fake
+@checked_tau_operator.register_fake
 def _(tau, caller, zero):
     return torch.empty_like(tau, memory_format=torch.contiguous_format)
 
 
-checked_tau.register_autograd(lambda ctx, grad: (grad, None, None))
-register_vmap(checked_tau)
+register_vmap(checked_tau_operator)
+checked_tau = differentiable(
+    checked_tau_operator, lambda ctx, inputs, output: None, lambda ctx, grad: (grad, None, None)
+)
 
 
 @torch.library.custom_op("sinkformers::checked_mass", mutates_args=())

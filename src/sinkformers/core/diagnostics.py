@@ -17,7 +17,7 @@ def marginal_error(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor,
     Returns:
         rows, cols: each (…), float32 or float64. 0 where nothing takes part.
 
-    Example:
+    Examples:
         >>> import torch, sinkformers
         >>> rows, cols = sinkformers.marginal_error(torch.eye(3))
         >>> rows.item(), cols.item()

@@ -41,7 +41,7 @@ def gradient(
     grad = local - plan * (x[..., None] + y[..., None, :])
     if tau is None:
         return grad, None
-    # As tau tends to 1 the potentials settle where their mean over the columns vanishes; below 1 they are there already.
+    # As tau tends to 1 the potentials settle where their mean over the columns vanishes; below 1 they are there.
     mean = (cols * excess).sum(-1, keepdim=True) / cols.sum(-1, keepdim=True).clamp_min(torch.finfo(cols.dtype).tiny)
     settled = torch.where(tau[..., None] == 1, excess - mean, excess)
     return grad, -(z * cols * settled).sum(-1)

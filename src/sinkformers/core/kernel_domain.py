@@ -69,7 +69,7 @@ def iterate(kernel: Tensor, problem: Problem, tau: Tensor | None, r: Tensor, c: 
     limit = LIMIT[kernel.dtype]
     # Written so that NaN is unsafe. A matrix with nothing in the game has nothing to lose.
     safe = ((reach > 1 / limit) & (reach < limit)).all(-1) | ~problem.rows.any(-1)
-    empty = c.new_empty(c.shape[:-1] + (0, c.shape[-1]))
+    empty = c.new_empty((*c.shape[:-1], 0, c.shape[-1]))
     return Steps(torch.stack(us, -2), torch.stack(ss, -2) if ss else empty, r, c, safe)
 
 

@@ -1,7 +1,7 @@
 """`sinkhorn_limit`: iterate until the marginals hold, and differentiate at the fixed point."""
 
 import warnings
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,34 @@ class LimitInfo(NamedTuple):
     """Normalisations taken, always odd: the last one is over rows."""
     converged: Tensor
     """Whether the residual is within the tolerance."""
+
+
+@overload
+def sinkhorn_limit(
+    scores: Tensor,
+    *,
+    tau: float | Tensor = ...,
+    tol: float = ...,
+    max_iters: int = ...,
+    mask: Tensor | None = ...,
+    row_mass: Tensor | None = ...,
+    col_mass: Tensor | None = ...,
+    return_info: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def sinkhorn_limit(
+    scores: Tensor,
+    *,
+    tau: float | Tensor = ...,
+    tol: float = ...,
+    max_iters: int = ...,
+    mask: Tensor | None = ...,
+    row_mass: Tensor | None = ...,
+    col_mass: Tensor | None = ...,
+    return_info: Literal[True],
+) -> tuple[Tensor, LimitInfo]: ...
 
 
 def sinkhorn_limit(
@@ -54,7 +82,7 @@ def sinkhorn_limit(
     The gradient is that of the limit itself (implicit differentiation), and costs no memory per iteration. Under a mask
     that is no product of rows and columns the limit may not exist; the residual then says how far the weights are.
 
-    Example:
+    Examples:
         >>> import torch, sinkformers
         >>> weights, info = sinkformers.sinkhorn_limit(torch.randn(4, 4), return_info=True)
         >>> bool(info.converged), weights.sum(-2).allclose(torch.ones(4), atol=1e-5)
@@ -64,14 +92,14 @@ def sinkhorn_limit(
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     max_iters = checks.iterations(caller, max_iters, "max_iters")
     tol = checks.positive(caller, "tol", tol)
-    tau = relaxation_tensor(checks.relaxation(caller, tau, scores.shape[:-2]), scores)
+    by_matrix = relaxation_tensor(checks.relaxation(caller, tau, scores.shape[:-2]), scores)
     if scores.numel() == 0:
         lead = scores.shape[:-2]
         info = LimitInfo(
             scores.new_zeros(lead), scores.new_ones(lead, dtype=torch.int64), scores.new_ones(lead, dtype=torch.bool)
         )
         return (scores.softmax(-1), info) if return_info else scores.softmax(-1)
-    weights, _, residual, iterations, converged = limit(scores, mask, row_mass, col_mass, tau, tol, max_iters)
+    weights, _, residual, iterations, converged = limit(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters)
     weights, info = weights.to(scores.dtype), LimitInfo(residual.detach(), iterations, converged)
     if return_info:
         return weights, info

@@ -13,7 +13,7 @@ from sinkformers.core import implicit
 from sinkformers.core.kernel_domain import apply, col_excess, col_scaling, col_shift, exponentiate
 from sinkformers.core.operators import MaybeTensor, reduce_to
 from sinkformers.core.problem import Problem, pose, working_dtype
-from sinkformers.core.registration import full_precision, refuse_second_derivative, register_vmap
+from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
 
 # Scalings are absorbed once max u · max v leaves [1/DRIFT, DRIFT].
 DRIFT = 1e10
@@ -113,7 +113,7 @@ def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) 
 
 @torch.library.custom_op("sinkformers::limit", mutates_args=())
 @full_precision
-def limit(
+def limit_operator(
     scores: Tensor,
     mask: MaybeTensor,
     row_mass: MaybeTensor,
@@ -124,16 +124,17 @@ def limit(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     *lead, n, m = scores.shape
     problem = pose(scores, mask, row_mass, col_mass)
-    problem = problem._replace(scores=problem.shifted())
-    flat = Problem(*(None if part is None else part.flatten(0, len(lead) - 1) if lead else part[None] for part in problem))
+    flat = problem._replace(scores=problem.shifted()).map(lambda part: part.reshape(-1, *part.shape[len(lead) :]))
     tau = tau if tau is None else tau.to(flat.scores).expand(lead).reshape(-1)
     tol = max(tol, tolerance_floor(flat.scores.dtype, n, m))
-    return tuple(part.reshape(*lead, *part.shape[1:]) for part in _converge(flat, tau, tol, max_iters))
+    parts = _converge(flat, tau, tol, max_iters)
+    weights, excess, residual, iterations, converged = (part.reshape((*lead, *part.shape[1:])) for part in parts)
+    return weights, excess, residual, iterations, converged
 
 
-@limit.register_fake
+@limit_operator.register_fake
 def _(scores, mask, row_mass, col_mass, tau, tol, max_iters):
-    *lead, n, m = scores.shape
+    *lead, _, m = scores.shape
     weights = scores.new_empty(scores.shape, dtype=working_dtype(scores.dtype))
     info = [weights.new_empty(lead, dtype=dtype) for dtype in (weights.dtype, torch.int64, torch.bool)]
     return weights, weights.new_empty(*lead, m), *info
@@ -141,7 +142,7 @@ def _(scores, mask, row_mass, col_mass, tau, tol, max_iters):
 
 @torch.library.custom_op("sinkformers::limit_backward", mutates_args=())
 @full_precision
-def limit_backward(
+def limit_backward_operator(
     d_weights: Tensor,
     weights: Tensor,
     excess: Tensor,
@@ -158,7 +159,7 @@ def limit_backward(
     return grad, weights.new_zeros(weights.shape[:-2]) if d_tau is None else d_tau
 
 
-@limit_backward.register_fake
+@limit_backward_operator.register_fake
 def _(d_weights, weights, excess, mask, row_mass, col_mass, tau):
     return torch.empty_like(weights), weights.new_empty(weights.shape[:-2])
 
@@ -177,7 +178,7 @@ def _backward(ctx: Any, d_weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return d_scores.to(ctx.dtype), None, None, None, reduce_to(d_tau, tau), None, None
 
 
-limit.register_autograd(_backward, setup_context=_save)
-refuse_second_derivative(limit_backward)
-register_vmap(limit)
-register_vmap(limit_backward)
+register_vmap(limit_operator)
+register_vmap(limit_backward_operator)
+limit = differentiable(limit_operator, _save, _backward)
+limit_backward = not_differentiable(limit_backward_operator)

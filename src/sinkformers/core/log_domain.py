@@ -41,9 +41,7 @@ def weights(run: Potentials, tau: Tensor | None) -> Tensor:
     return _exp(run.scores, row, col)
 
 
-def gradient(
-    problem: Problem, tau: Tensor | None, n_iters: int, d_weights: Tensor
-) -> tuple[Tensor, Tensor | None]:
+def gradient(problem: Problem, tau: Tensor | None, n_iters: int, d_weights: Tensor) -> tuple[Tensor, Tensor | None]:
     """The gradients of the scores (..., n, m) and of tau (...), from that of the weights."""
     run = potentials(problem, tau, n_iters)
     grad = weights(run, tau) * d_weights

@@ -3,6 +3,7 @@
 All tensors arrive with the leading axes of the scores or with ones in their place; `sinkhorn` sees to that.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 from sinkformers.core import unrolled
 from sinkformers.core.kernel_domain import Steps
 from sinkformers.core.problem import pose, working_dtype
-from sinkformers.core.registration import full_precision, refuse_second_derivative, register_vmap
+from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
 
 # torch reads the operators' schemas from these annotations, and older versions know Optional only.
 MaybeTensor = Optional[Tensor]  # noqa: UP045
 
 
-def step_outputs(like: Tensor, lead: torch.Size, n: int, m: int, n_iters: int) -> tuple[Tensor, ...]:
+def step_outputs(like: Tensor, lead: Sequence[int], n: int, m: int, n_iters: int) -> tuple[Tensor, ...]:
     """Tensors of the shapes of `Steps`, for tracing."""
     like = like.new_empty(0, dtype=working_dtype(like.dtype))
     n_rows, n_cols = (n_iters + 1) // 2, n_iters // 2
@@ -27,16 +28,17 @@ def step_outputs(like: Tensor, lead: torch.Size, n: int, m: int, n_iters: int) -
 
 @torch.library.custom_op("sinkformers::normalize", mutates_args=())
 @full_precision
-def normalize(
+def normalize_operator(
     scores: Tensor, mask: MaybeTensor, row_mass: MaybeTensor, col_mass: MaybeTensor, tau: MaybeTensor, n_iters: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = pose(scores, mask, row_mass, col_mass)
     tau = tau if tau is None else tau.to(problem.scores)
     weights, steps = unrolled.forward(problem, tau, n_iters)
-    return weights.to(scores.dtype), *(part.contiguous() for part in steps)
+    u, s, r, c, safe = (part.contiguous() for part in steps)
+    return weights.to(scores.dtype), u, s, r, c, safe
 
 
-@normalize.register_fake
+@normalize_operator.register_fake
 def _(scores, mask, row_mass, col_mass, tau, n_iters):
     *lead, n, m = scores.shape
     return torch.empty_like(scores, memory_format=torch.contiguous_format), *step_outputs(scores, lead, n, m, n_iters)
@@ -44,7 +46,7 @@ def _(scores, mask, row_mass, col_mass, tau, n_iters):
 
 @torch.library.custom_op("sinkformers::normalize_backward", mutates_args=())
 @full_precision
-def normalize_backward(
+def normalize_backward_operator(
     d_weights: Tensor,
     scores: Tensor,
     mask: MaybeTensor,
@@ -67,7 +69,7 @@ def normalize_backward(
     return grad.to(scores.dtype), r.new_zeros(safe.shape) if d_tau is None else d_tau
 
 
-@normalize_backward.register_fake
+@normalize_backward_operator.register_fake
 def _(d_weights, scores, mask, row_mass, col_mass, tau, u, s, r, c, safe, n_iters):
     return torch.empty_like(scores, memory_format=torch.contiguous_format), r.new_empty(safe.shape)
 
@@ -91,7 +93,7 @@ def reduce_to(gradient: Tensor, tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else gradient.sum_to_size(tensor.shape).to(tensor.dtype)
 
 
-normalize.register_autograd(_backward, setup_context=_save)
-refuse_second_derivative(normalize_backward)
-register_vmap(normalize)
-register_vmap(normalize_backward)
+register_vmap(normalize_operator)
+register_vmap(normalize_backward_operator)
+normalize = differentiable(normalize_operator, _save, _backward)
+normalize_backward = not_differentiable(normalize_backward_operator)

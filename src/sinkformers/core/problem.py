@@ -11,6 +11,7 @@ Without masses `a = 1` and `t` = (rows taking part)/(columns taking part). With 
 column mass, and `log t` is added to the scores, which is what makes `weights = k·col_mass`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,11 @@ class Problem(NamedTuple):
 
     def select(self, which: Tensor) -> "Problem":
         """The matrices where `which` (...) holds, stacked along one leading axis."""
-        return Problem(*(None if part is None else part[which] for part in self))
+        return self.map(lambda part: part[which])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
+        weight = None if self.weight is None else change(self.weight)
+        return Problem(change(self.scores), change(self.rows), change(self.cols), weight, change(self.target))
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

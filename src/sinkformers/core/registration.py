@@ -1,7 +1,8 @@
-"""What every registered operator shares: full precision inside, vmap over a leading axis, no silent second derivative."""
+"""What registered operators share: full precision inside, vmap over a leading axis, no silent second derivative."""
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,10 +15,7 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def guarded(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        device = first.device.type
-        if not torch.is_autocast_enabled(device):
-            return function(first, *args, **kwargs)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(first.device):
             return function(first, *args, **kwargs)
 
     return guarded
@@ -52,8 +50,27 @@ def _entry(args: list[Any], index: int) -> list[Any]:
     return [arg[index] if isinstance(arg, Tensor) else arg for arg in args]
 
 
-def refuse_second_derivative(operator: Any) -> None:
-    """The gradient operators are exact but not differentiable; say so, and what is."""
+def differentiable(
+    operator: Any, setup_context: Callable[..., None], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Give an operator its gradient, and return what to call.
+
+    The formula is registered with the operator, which is what tracing sees. `torch.func` goes through
+    `autograd.Function` only, so it is wrapped in one as well.
+    """
+    operator.register_autograd(backward, setup_context=setup_context)
+    parts = {"forward": operator, "setup_context": setup_context, "backward": backward}
+    body = {name: staticmethod(part) for name, part in parts.items()}
+    function: Any = type(operator._name, (torch.autograd.Function,), {**body, "generate_vmap_rule": True})
+
+    def call(*args: Any) -> Any:
+        return operator(*args) if torch.compiler.is_compiling() else function.apply(*args)
+
+    return call
+
+
+def not_differentiable(operator: Any) -> Callable[..., Any]:
+    """The gradient operators are exact but have no gradient themselves; say so, and what has."""
 
     def refuse(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
@@ -61,4 +78,13 @@ def refuse_second_derivative(operator: Any) -> None:
             'backend="reference" can: its gradient is made of torch\'s own operations.'
         )
 
-    operator.register_autograd(refuse)
+    return differentiable(operator, lambda ctx, inputs, output: None, refuse)
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for a device; False for one that has none, such as `meta`."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()

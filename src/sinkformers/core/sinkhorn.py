@@ -7,6 +7,7 @@ from sinkformers.core import backends, checks
 from sinkformers.core.operators import normalize
 from sinkformers.core.problem import pose
 from sinkformers.core.reference import reference_weights
+from sinkformers.core.registration import autocasts
 
 
 def sinkhorn(
@@ -42,7 +43,7 @@ def sinkhorn(
 
     The gradient is the exact one of the steps taken. Beside the scores it keeps only vectors, a few per step.
 
-    Example:
+    Examples:
         >>> import torch, sinkformers
         >>> weights = sinkformers.sinkhorn(torch.randn(2, 5, 5), n_iters=21)
         >>> weights.sum(-1).allclose(torch.ones(2, 5)), weights.sum(-2).allclose(torch.ones(2, 5), atol=1e-3)
@@ -53,15 +54,15 @@ def sinkhorn(
     caller = "sinkhorn"
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     n_iters = checks.iterations(caller, n_iters)
-    tau = checks.relaxation(caller, tau, scores.shape[:-2])
+    relaxation = checks.relaxation(caller, tau, scores.shape[:-2])
     chosen = backends.choose(caller, backend)
-    softmax = isinstance(tau, float) and (n_iters == 1 or tau == 0)
+    softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
     if scores.numel() == 0 or (softmax and backend == "auto"):
         return _softmax(scores, mask, row_mass, col_mass)
-    tau = relaxation_tensor(tau, scores)
+    by_matrix = relaxation_tensor(relaxation, scores)
     if chosen == "reference":
-        return reference_weights(pose(scores, mask, row_mass, col_mass), tau, n_iters).to(scores.dtype)
-    return normalize(scores, mask, row_mass, col_mass, tau, n_iters)[0]
+        return reference_weights(pose(scores, mask, row_mass, col_mass), by_matrix, n_iters).to(scores.dtype)
+    return normalize(scores, mask, row_mass, col_mass, by_matrix, n_iters)[0]
 
 
 def check_problem(
@@ -79,18 +80,16 @@ def check_problem(
     if col_mass is not None:
         col_mass = checks.mass(caller, "col_mass", col_mass, torch.Size((*lead, m)))
         col_mass = with_rank(col_mass, scores.dim() - 1)
-    if torch.is_autocast_enabled(scores.device.type) and scores.dtype in (torch.float16, torch.bfloat16):
+    if autocasts(scores.device) and scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     return scores, mask, row_mass, col_mass
 
 
 def relaxation_tensor(tau: float | Tensor, scores: Tensor) -> Tensor | None:
     """`tau` with the rank of the leading axes, or None for 1, which costs nothing."""
-    if isinstance(tau, float):
-        if tau == 1:
-            return None
-        tau = torch.tensor(tau, dtype=torch.float64)
-    return with_rank(tau, scores.dim() - 2)
+    if isinstance(tau, Tensor):
+        return with_rank(tau, scores.dim() - 2)
+    return None if tau == 1 else with_rank(torch.tensor(tau, dtype=torch.float64), scores.dim() - 2)
 
 
 def with_rank(tensor: Tensor, rank: int) -> Tensor:

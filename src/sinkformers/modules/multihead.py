@@ -24,7 +24,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     padded keys out; where `query is key` it takes the padded queries out as well, since their rows would otherwise stay
     in the column sums. In cross-attention pass `query_padding_mask`.
 
-    Example:
+    Examples:
         >>> import torch, sinkformers
         >>> layer = sinkformers.MultiheadAttention(16, 4, batch_first=True, n_iters=5)
         >>> x, padding = torch.randn(2, 7, 16), torch.arange(7) >= torch.tensor([[7], [4]])
@@ -83,7 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask = _merge_masks(attn_mask, key_padding_mask, q, extra, batched)
         keys = None if ignored is None else F.pad(~_as_batch(ignored, batched), (0, extra), value=True)
         queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
-        options: dict[str, Any] = dict(n_iters=self.n_iters, tau=self.tau, query_mask=queries, key_mask=keys)
+        options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": queries, "key_mask": keys}
         dropout, weights = self.dropout if self.training else 0.0, None
         if need_weights:
             weights = attention_weights(q, k, mask, **options)
@@ -124,7 +124,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             lead = tokens.shape[:-1] if axis == 0 else tokens.shape[1::-1]
             if padding.shape != lead:
                 raise ValueError(
-                    f"{CALLER}: {name}_padding_mask must be (batch, length) = {tuple(lead)}; got {tuple(padding.shape)}."
+                    f"{CALLER}: {name}_padding_mask must be (batch, length) = {tuple(lead)}; "
+                    f"got {tuple(padding.shape)}."
                 )
         return batched
 
@@ -205,7 +206,9 @@ def _merge_masks(
                 )
             attn_mask = attn_mask.unflatten(0, (batch, heads))
         elif attn_mask.dim() != 2:
-            raise ValueError(f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}.")
+            raise ValueError(
+                f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}."
+            )
         allowed = attn_mask.dtype == torch.bool
         merged = F.pad(~attn_mask if allowed else attn_mask, (0, extra), value=True if allowed else 0.0)
     if key_padding is None or key_padding.dtype == torch.bool:

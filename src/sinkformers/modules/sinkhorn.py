@@ -12,7 +12,7 @@ class Sinkhorn(nn.Module):
         n_iters: how many normalisations; 1 is SoftMax.
         tau: relaxes the column steps, from 0 (SoftMax) to 1. A tensor that is a parameter is learned.
 
-    Example:
+    Examples:
         >>> import torch, sinkformers
         >>> sinkformers.Sinkhorn(n_iters=5)(torch.zeros(2, 3, 4)).sum(-1).shape
         torch.Size([2, 3])

@@ -1,0 +1,48 @@
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow lint types format docs clean
+
+PYTHON ?= python3
+JOBS ?= 2
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: .venv/installed ## the main job: Figure 1 of the paper, to figures/normalizations.png
+	$(BIN)/sinkformers figure normalizations --out figures/normalizations.png
+
+test: lint types ## lint, types and tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q
+
+test-slow: .venv/installed ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/installed
+	$(BIN)/pyright
+
+format: .venv/installed ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: .venv/installed-docs ## the documentation, to site/
+	$(BIN)/zensical build --clean --strict
+
+clean: ## remove the environment and everything built
+	rm -rf .venv build dist figures site .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# The stamps make a second run install nothing.
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) --editable '.[all]'
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	$(INSTALL) --editable '.[docs]'
+	@touch $@

@@ -1,0 +1,5 @@
+"""The `sinkformers` command."""
+
+from sinkformers.cli.entry import main
+
+__all__ = ["main"]

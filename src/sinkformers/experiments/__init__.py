@@ -1,0 +1,1 @@
+"""One file an artefact: its configuration, its run, and its picture or table."""

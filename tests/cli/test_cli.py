@@ -1,0 +1,161 @@
+"""The command as its user meets it: help at once, pictures on disk, one sentence for what went wrong."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from sinkformers.cli.app import app
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+
+
+def command_line(*arguments, before="", after=""):
+    """Python that runs the console script on `arguments`; `after` runs once it has exited."""
+    argv = ["sinkformers", *map(str, arguments)]
+    return f"""
+import sys
+{before}
+sys.argv = {argv!r}
+from sinkformers.cli import main
+try:
+    main()
+finally:
+    {after or "pass"}
+"""
+
+
+def test_version_is_the_installed_one():
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.output.strip() == f"sinkformers {version('sinkformers')}"
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "figure --help", "figure attention --help"])
+def test_help_and_version_import_neither_torch_nor_matplotlib(arguments):
+    heavy = "print('heavy:', sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    result = run_python(command_line(*arguments.split(), after=heavy))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "heavy: []"
+
+
+@pytest.mark.parametrize("arguments", [[], ["figure"]])
+def test_no_arguments_show_the_help(arguments):
+    assert invoke(*arguments).output.strip() == invoke(*arguments, "--help").output.strip()
+
+
+def test_help_names_the_subcommands():
+    assert "figure" in invoke("--help").output
+    listing = invoke("figure", "--help").output
+    for name in ("normalizations", "attention"):
+        assert re.search(rf"^\W*{name} ", listing, flags=re.MULTILINE)
+
+
+def test_a_typo_is_answered_with_the_command_meant():
+    result = invoke("figure", "normalisations", "--out", "x.png")
+    assert result.exit_code == 2
+    assert "No such command 'normalisations'" in result.stderr
+    assert "normalizations" in result.stderr
+
+
+def test_out_is_asked_for():
+    result = invoke("figure", "normalizations")
+    assert result.exit_code == 2
+    assert "--out" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["normalizations", "attention"])
+def test_figure_makes_its_folders_and_its_picture(tmp_path, name):
+    out = tmp_path / "not" / "yet" / "there.PNG"
+    result = invoke("figure", name, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert str(out) in result.output
+
+
+def test_normalizations_prints_a_plain_table_into_a_pipe(tmp_path):
+    result = run_python(command_line("figure", "normalizations", "--out", tmp_path / "a.png"), COLUMNS="80")
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout
+    assert "…" not in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
+    assert [row[0] for row in rows] == [str(key) for key in range(1, 11)]
+    assert [row[1] for row in rows] == ["A"] * 5 + ["B"] * 5
+    assert all(float(row[3]) < 0.01 for row in rows[:5])
+    assert all(row[4] == "1.000000" for row in rows)
+
+
+def test_an_ascii_pipe_gets_its_table_too(tmp_path):
+    code = command_line("figure", "normalizations", "--out", tmp_path / "a.png")
+    result = run_python(code, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()
+    assert "SoftMax" in result.stdout
+
+
+def a_folder(tmp_path):
+    return tmp_path, "is a folder"
+
+
+def an_unknown_suffix(tmp_path):
+    return tmp_path / "figure.docx", "must end in .png, .svg, .pdf"
+
+
+def no_suffix(tmp_path):
+    return tmp_path / "figure", "must end in .png, .svg, .pdf"
+
+
+def below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    return tmp_path / "file" / "figure.png", "is not a folder"
+
+
+def far_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    return tmp_path / "file" / "folder" / "figure.png", "Not a directory"
+
+
+def a_link_into_nowhere(tmp_path):
+    link = tmp_path / "figure.png"
+    link.symlink_to(tmp_path / "gone" / "figure.png")
+    return link, "No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "case", [a_folder, an_unknown_suffix, no_suffix, below_a_file, far_below_a_file, a_link_into_nowhere]
+)
+def test_an_unusable_out_is_refused_in_one_sentence(tmp_path, case):
+    out, reason = case(tmp_path)
+    result = invoke("figure", "attention", "--out", out)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("sinkformers: ")
+    assert result.stderr.count("\n") == 1
+    assert reason in result.stderr
+    assert str(out) in result.stderr
+
+
+def test_missing_matplotlib_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = invoke("figure", "attention", "--out", tmp_path / "a.png")
+    assert result.exit_code == 2
+    assert result.stderr == "sinkformers: figures need matplotlib; install it with pip install 'sinkformers[cli]'.\n"
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_a_missing_extra_is_one_sentence_and_no_traceback(missing):
+    result = run_python(command_line("--help", before=f"sys.modules[{missing!r}] = None"))
+    assert result.returncode == 1
+    assert "pip install 'sinkformers[cli]'" in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,155 @@
+"""The limit: Proposition 1, evidence, and agreement with independent solvers."""
+
+import math
+import warnings
+
+import ot
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sinkformers import ConvergenceWarning, marginal_error, sinkhorn, sinkhorn_limit
+
+
+def shift(n):
+    return 5 * torch.randn(n, dtype=torch.float64)
+
+
+def test_shifts_of_rows_and_columns_leave_the_limit_alone():
+    scores = torch.randn(3, 11, 7, dtype=torch.float64)
+    shifted = scores + shift((3, 11, 1)) + shift((3, 1, 7))
+    kwargs = {"tol": 1e-13, "max_iters": 20001}
+    assert_close(sinkhorn_limit(shifted, **kwargs), sinkhorn_limit(scores, **kwargs), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 3, 6])
+def test_row_shifts_leave_every_count_alone(n_iters):
+    scores = torch.randn(3, 11, 7, dtype=torch.float64)
+    shifted = scores + shift((3, 11, 1))
+    assert_close(sinkhorn(shifted, n_iters=n_iters), sinkhorn(scores, n_iters=n_iters), atol=1e-13, rtol=0)
+
+
+def test_permutation_equivariance():
+    scores, rows, cols = torch.randn(11, 7, dtype=torch.float64), torch.randperm(11), torch.randperm(7)
+    for normalise in (sinkhorn, lambda c: sinkhorn_limit(c, tol=1e-12)):
+        assert_close(normalise(scores[rows][:, cols]), normalise(scores)[rows][:, cols], atol=1e-13, rtol=0)
+
+
+def test_doubly_stochastic_input_is_a_fixed_point():
+    stochastic = sinkhorn(torch.randn(9, 9, dtype=torch.float64), n_iters=501)
+    for n_iters in (1, 2, 3, 8):
+        assert_close(sinkhorn(stochastic.log(), n_iters=n_iters), stochastic, atol=1e-13, rtol=0)
+    permutation = torch.eye(5)[torch.randperm(5)]
+    assert sinkhorn(permutation.log(), n_iters=7).equal(permutation)
+    assert sinkhorn_limit(permutation.log()).equal(permutation)
+
+
+def test_one_query_is_mean_pooling():
+    assert_close(sinkhorn(3 * torch.randn(1, 7), n_iters=3), torch.full((1, 7), 1 / 7))
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_agrees_with_pot(uniform):
+    n, m = 11, 7
+    row = torch.full((n,), 1 / n, dtype=torch.float64) if uniform else torch.rand(n).double().softmax(-1)
+    col = torch.full((m,), 1 / m, dtype=torch.float64) if uniform else torch.rand(m).double().softmax(-1)
+    scores = torch.randn(n, m, dtype=torch.float64)
+    plan = torch.as_tensor(ot.sinkhorn(row.numpy(), col.numpy(), -scores.numpy(), reg=1.0, stopThr=1e-14))
+    masses = {} if uniform else {"row_mass": row, "col_mass": col}
+    assert_close(row[:, None] * sinkhorn_limit(scores, tol=1e-13, **masses), plan, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("tau", [0.3, 0.9])
+def test_agrees_with_pot_where_columns_are_relaxed(tau):
+    """The penalty on the columns is λ = ετ/(1 − τ), with ε = 1 here, in relative entropy to the column masses."""
+    n, m = 11, 7
+    row, col = torch.rand(n).double().softmax(-1), torch.rand(m).double().softmax(-1)
+    scores = torch.randn(n, m, dtype=torch.float64)
+    plan = ot.unbalanced.sinkhorn_unbalanced(
+        row.numpy(),
+        col.numpy(),
+        -scores.numpy(),
+        reg=1.0,
+        reg_m=(math.inf, tau / (1 - tau)),
+        reg_type="kl",
+        stopThr=1e-15,
+        numItermax=100000,
+    )
+    got = sinkhorn_limit(scores, tau=tau, tol=1e-14, max_iters=20001, row_mass=row, col_mass=col)
+    assert_close(row[:, None] * got, torch.as_tensor(plan), atol=1e-10, rtol=0)
+
+
+def test_evidence():
+    scores = torch.tensor([0.1, 1.0, 4.0])[:, None, None] * torch.randn(3, 17, 13)
+    weights, info = sinkhorn_limit(scores, tol=1e-5, max_iters=3001, return_info=True)
+    rows, cols = marginal_error(weights)
+    assert info.converged.all()
+    assert (info.iterations % 2 == 1).all()
+    assert info.iterations[0] < info.iterations[1] < info.iterations[2]
+    assert (info.residual <= 1e-5).all()
+    assert_close(torch.maximum(rows, cols / (17 / 13)), info.residual, atol=2e-6, rtol=0)
+
+
+def test_batch_mates_do_not_disturb():
+    scores = torch.tensor([0.1, 4.0, 1.0, 2.0])[:, None, None] * torch.randn(4, 17, 13)
+    together, info = sinkhorn_limit(scores, max_iters=3001, return_info=True)
+    for index in range(4):
+        alone, its = sinkhorn_limit(scores[index], max_iters=3001, return_info=True)
+        assert_close(together[index], alone, atol=1e-6, rtol=0)
+        assert abs(int(info.iterations[index] - its.iterations)) <= 2
+
+
+def test_not_converging_is_one_warning_with_the_residual():
+    scores = 4 * torch.randn(3, 17, 17)
+    with pytest.warns(
+        ConvergenceWarning, match=r"3 of 3 matrices .* after 5 normalisations; the largest residual is"
+    ) as seen:
+        weights = sinkhorn_limit(scores, max_iters=5)
+    assert len(seen) == 1
+    assert_close(weights, sinkhorn(scores, n_iters=5), atol=1e-5, rtol=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, info = sinkhorn_limit(scores, max_iters=6, return_info=True)
+    assert not info.converged.any()
+    assert info.iterations.eq(5).all()
+
+
+def test_a_limit_that_does_not_exist_reports_its_residual():
+    triangle = torch.ones(6, 6).tril() > 0
+    weights, info = sinkhorn_limit(torch.randn(6, 6), mask=triangle, max_iters=1001, return_info=True)
+    assert not info.converged
+    assert 1e-3 < info.residual < 1
+    assert weights.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("std", [30.0, 1000.0])
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_sharp_scores_are_absorbed(std, dtype, tau):
+    """Scalings drift far over many steps; rounding in the logarithm of scores of size s is s·eps, per step and side."""
+    scores = std * torch.randn(2, 9, 9, dtype=torch.float64)
+    weights, info = sinkhorn_limit(scores.to(dtype), tau=tau, max_iters=401, return_info=True)
+    assert_close(weights.sum(-1), torch.ones(2, 9, dtype=dtype), atol=1e-5, rtol=0)
+    for index in range(2):
+        exact = sinkhorn(
+            scores.to(dtype).double()[index], n_iters=int(info.iterations[index]), tau=tau, backend="reference"
+        )
+        assert_close(weights[index].double(), exact, atol=400 * 4 * std * torch.finfo(dtype).eps, rtol=0)
+
+
+@pytest.mark.parametrize(("n", "m"), [(7, 7), (300, 300), (2000, 3), (40, 1100)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_smallest_tolerance_is_reached(n, m, dtype):
+    _, info = sinkhorn_limit(torch.randn(n, m, dtype=dtype), tol=1e-30, max_iters=301, return_info=True)
+    assert info.converged
+
+
+def test_marginal_error_counts_what_takes_part():
+    weights = torch.tensor([[0.5, 0.5, 9.0], [0.25, 0.25, 9.0], [9.0, 9.0, 9.0]])
+    mask = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
+    rows, cols = marginal_error(weights, mask)
+    assert (rows.item(), cols.item()) == (0.5, 0.25)
+    rows, cols = marginal_error(torch.full((2, 5, 3), 1 / 3))
+    assert_close(rows, torch.zeros(2), atol=1e-6, rtol=0)
+    assert_close(cols, torch.zeros(2), atol=1e-6, rtol=0)
+    assert [e.item() for e in marginal_error(weights, torch.zeros(3, 3, dtype=torch.bool))] == [0, 0]

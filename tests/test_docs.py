@@ -1,0 +1,36 @@
+"""The documentation holds every public name and every page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import sinkformers
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+API = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+DOCUMENTED = set(re.findall(r"^::: sinkformers\.(?:\w+\.)*(\w+)$", API, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", sorted(set(sinkformers.__all__) - {"__version__"}))
+def test_public_name_has_its_entry(name):
+    assert name in DOCUMENTED
+    assert getattr(sinkformers, name).__doc__
+
+
+def test_every_entry_is_a_public_name():
+    assert set(sinkformers.__all__) >= DOCUMENTED
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
+    listed = set(re.findall(r"[\w/-]+\.md", navigation))
+    assert listed == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def test_the_map_of_rooms_is_true():
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rooms = set(re.findall(r"^\| `(\w+)/` \|[^|]*\|[^|]*\| here \|", page, flags=re.MULTILINE))
+    package = Path(sinkformers.__file__).parent
+    assert rooms == {folder.name for folder in package.iterdir() if folder.is_dir() and folder.name != "__pycache__"}
