@@ -38,6 +38,7 @@ def every_operator():
 
     def call():
         sinkhorn(scores, mask=mask, tau=tau, row_mass=row, col_mass=col).sum().backward()
+        sinkhorn(scores, n_iters=1).sum().backward()
         sinkhorn_limit(scores, tau=tau, mask=mask, row_mass=row, max_iters=51, return_info=True)[0].sum().backward()
         sinkhorn_attention(*attention_inputs(2), bias, tau=tau, cost="l2", query_mask=row > 0.1).sum().backward()
         sinkhorn_attention(*attention_inputs(2), dropout_p=0.5, backend="reference").sum().backward()

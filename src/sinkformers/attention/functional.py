@@ -83,7 +83,7 @@ def sinkhorn_attention(
         _check_implicit(n_iters, chosen)
     if is_causal:
         _check_causal(attn_mask, n_iters == 1 or softmax)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.number(CALLER, "scale", scale)
     masks = _check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
     if softmax and backend == "auto":
         return _softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
@@ -133,7 +133,9 @@ def _softmax_attention(
     l2: bool,
 ) -> Tensor:
     """torch's own SoftMax attention, at its own price, on tokens whose padding was silenced."""
-    dims = query.dim()
+    dims, dtype = query.dim(), query.dtype
+    if l2:  # half precision would round |k|², which is larger than the scores it goes into
+        query, key, value = (x.to(working_dtype(dtype)) for x in (query, key, value))
     if masks or l2:
         if is_causal:
             masks, is_causal = masks._replace(entries=with_rank(_triangle(query, key), dims)), False
@@ -159,7 +161,7 @@ def _softmax_attention(
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    return silence(out[(0,) * padded], who.queries)
+    return silence(out[(0,) * padded], who.queries).to(dtype)
 
 
 def _reference_attention(

@@ -61,6 +61,14 @@ def one_of(caller: str, name: str, value: Any, choices: tuple[str, ...]) -> None
         raise ValueError(f"{caller}: {name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
+def number(caller: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{caller}: {name} must be a number; got {value!r}.")
+    if not math.isfinite(float(value)):
+        raise ValueError(f"{caller}: {name} must be a finite number; got {value!r}.")
+    return float(value)
+
+
 def probability(caller: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{caller}: {name} must be a number from 0 to 1; got {value!r}.")
@@ -91,16 +99,24 @@ def broadcasts(caller: str, name: str, value: Tensor, shape: torch.Size, axes: s
         )
 
 
+def setting(caller: str, tau: Any, *, zero: bool = True) -> float | Tensor:
+    """`tau` as a module keeps it: a number from 0 to 1, or a floating-point tensor whose values are read when used."""
+    if isinstance(tau, Tensor):
+        if not tau.is_floating_point():
+            raise TypeError(f"{caller}: a tensor tau must be floating-point; got {tau.dtype}. Convert it: tau.float().")
+        return tau
+    if isinstance(tau, bool) or not isinstance(tau, Real):
+        raise TypeError(f"{caller}: tau must be a number or a tensor; got {tau!r}.")
+    if not 0 <= float(tau) <= 1 or (tau == 0 and not zero):
+        raise ValueError(_tau_advice(caller, zero, repr(tau)))
+    return float(tau)
+
+
 def relaxation(caller: str, tau: Any, lead: torch.Size, *, zero: bool = True) -> float | Tensor:
-    """`tau`, a number from 0 to 1 or a floating-point tensor that broadcasts to the leading axes."""
-    if not isinstance(tau, Tensor):
-        if isinstance(tau, bool) or not isinstance(tau, Real):
-            raise TypeError(f"{caller}: tau must be a number or a tensor; got {tau!r}.")
-        if not 0 <= float(tau) <= 1 or (tau == 0 and not zero):
-            raise ValueError(_tau_advice(caller, zero, repr(tau)))
-        return float(tau)
-    if not tau.is_floating_point():
-        raise TypeError(f"{caller}: a tensor tau must be floating-point; got {tau.dtype}. Convert it: tau.float().")
+    """`tau` as a call uses it: a tensor has to broadcast to the leading axes and to hold values from 0 to 1."""
+    tau = setting(caller, tau, zero=zero)
+    if isinstance(tau, float):
+        return tau
     broadcasts(caller, "tau", tau, lead, "the leading axes")
     return checked_tau(tau, caller, zero)
 

@@ -8,6 +8,7 @@ from sinkformers.core.operators import normalize
 from sinkformers.core.problem import pose
 from sinkformers.core.reference import reference_weights
 from sinkformers.core.registration import autocasts
+from sinkformers.core.softmax import softmax
 
 
 def sinkhorn(
@@ -56,8 +57,8 @@ def sinkhorn(
     n_iters = checks.iterations(caller, n_iters)
     relaxation = checks.relaxation(caller, tau, scores.shape[:-2])
     chosen = backends.choose(caller, backend)
-    softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
-    if scores.numel() == 0 or (softmax and backend == "auto"):
+    is_softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
+    if scores.numel() == 0 or (is_softmax and backend == "auto"):
         return _softmax(scores, mask, row_mass, col_mass)
     by_matrix = relaxation_tensor(relaxation, scores)
     if chosen == "reference":
@@ -97,13 +98,8 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
 
 
 def _softmax(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None) -> Tensor:
-    """SoftMax itself; rows with nothing left give zeros."""
     if scores.numel() == 0:
         return scores.softmax(-1)
-    dtype, out = scores.dtype, None
-    if mask is not None or row_mass is not None or col_mass is not None:
-        scores = pose(scores, mask, row_mass, col_mass).scores
-        out = scores == -torch.inf
-    dead = scores.detach().amax(-1, keepdim=True) == -torch.inf
-    weights = scores.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead if out is None else out, 0.0)
-    return weights.to(dtype)
+    if mask is None and row_mass is None and col_mass is None:
+        return softmax(scores)
+    return softmax(pose(scores, mask, row_mass, col_mass).scores).to(scores.dtype)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sinkformers.attention import attention_weights, sinkhorn_attention
 from sinkformers.attention.functional import refuse_causal
+from sinkformers.core import checks
 
 CALLER = "MultiheadAttention"
 
@@ -37,8 +38,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def __init__(self, *args: Any, n_iters: int = 3, tau: float | Tensor = 1.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.n_iters = n_iters
-        self.tau = tau
+        self.n_iters = checks.iterations(CALLER, n_iters)
+        self.tau = checks.setting(CALLER, tau)
 
     # nn.TransformerEncoderLayer reads this attribute to decide whether its fused SoftMax kernel may take the weights
     # and run without calling the module; the answer is no. Only torch's own initialisation needs the truth.
@@ -104,9 +105,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None
     ) -> bool:
         """Refuse shapes that do not fit; tell whether there is a batch axis."""
-        shapes = f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
         if query.is_nested or key.is_nested or value.is_nested:
             raise ValueError(f"{CALLER}: nested tensors are not supported. Pad them and pass key_padding_mask.")
+        shapes = f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(f"{CALLER}: query, key and value must all have 3 axes, or 2 without a batch; {shapes}")
         widths = (self.embed_dim, self.kdim, self.vdim)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from sinkformers.core import sinkhorn
+from sinkformers.core import checks, sinkhorn
 
 
 class Sinkhorn(nn.Module):
@@ -22,8 +22,8 @@ class Sinkhorn(nn.Module):
 
     def __init__(self, n_iters: int = 3, tau: float | Tensor = 1.0) -> None:
         super().__init__()
-        self.n_iters = n_iters
-        self.tau = tau
+        self.n_iters = checks.iterations("Sinkhorn", n_iters)
+        self.tau = checks.setting("Sinkhorn", tau)
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Weights (…, n, m) of scores (…, n, m); `mask` is boolean, `True` takes part."""

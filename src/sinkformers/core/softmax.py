@@ -1,0 +1,58 @@
+"""`sinkformers::softmax`: torch's SoftMax over rows, at its price, that gives zeros where a row has nothing left.
+
+A row of minus infinities comes out of `torch.softmax` as NaN, and NaN in the gradient of a masked entry spoils its row.
+Both show in the first column, so that on the CPU looking there is all they cost where they do not happen.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkformers.core.registration import differentiable, not_differentiable, register_vmap
+
+
+def _clean(first_column: Tensor) -> bool:
+    """Whether there is nothing to mend. On an accelerator looking would mean waiting: mend in any case."""
+    return first_column.device.type == "cpu" and not bool(first_column.isnan().any())
+
+
+@torch.library.custom_op("sinkformers::softmax", mutates_args=())
+def softmax_operator(scores: Tensor) -> Tensor:
+    weights = torch.softmax(scores.contiguous(), -1)
+    if _clean(weights[..., 0]):
+        return weights
+    return weights.masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0.0)
+
+
+@torch.library.custom_op("sinkformers::softmax_backward", mutates_args=())
+def softmax_backward_operator(d_weights: Tensor, weights: Tensor) -> Tensor:
+    gradient = torch.ops.aten._softmax_backward_data
+    grad = gradient(d_weights.contiguous(), weights, -1, weights.dtype)
+    if _clean(grad[..., 0]):
+        return grad
+    return gradient(d_weights.masked_fill(weights == 0, 0.0).contiguous(), weights, -1, weights.dtype)
+
+
+@softmax_operator.register_fake
+def _(scores):
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+@softmax_backward_operator.register_fake
+def _(d_weights, weights):
+    return torch.empty_like(weights, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, d_weights: Tensor) -> Tensor:
+    return softmax_backward(d_weights, ctx.saved_tensors[0])
+
+
+register_vmap(softmax_operator)
+register_vmap(softmax_backward_operator)
+softmax = differentiable(softmax_operator, _save, _backward)
+softmax_backward = not_differentiable(softmax_backward_operator)

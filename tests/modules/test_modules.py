@@ -1,0 +1,259 @@
+"""The modules are the functions, and `nn.MultiheadAttention` at one iteration."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import sinkformers
+from sinkformers import MultiheadAttention, Sinkhorn, sinkhorn
+
+OPTIONS = [
+    {},
+    {"batch_first": True},
+    {"add_bias_kv": True},
+    {"add_zero_attn": True, "batch_first": True},
+    {"kdim": 6, "vdim": 10},
+    {"kdim": 6, "vdim": 10, "add_bias_kv": True, "add_zero_attn": True, "bias": False},
+]
+
+
+def pair(n_iters=1, **options):
+    """torch's module and ours with the same parameters."""
+    theirs, ours = nn.MultiheadAttention(8, 2, **options), MultiheadAttention(8, 2, n_iters=n_iters, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def inputs(options, batched):
+    widths = (8, options.get("kdim", 8), options.get("vdim", 8))
+    lengths = (5, 7, 7)
+    if not batched:
+        return [torch.randn(*size) for size in zip(lengths, widths, strict=True)]
+    if options.get("batch_first"):
+        return [torch.randn(3, *size) for size in zip(lengths, widths, strict=True)]
+    return [torch.randn(n, 3, width) for n, width in zip(lengths, widths, strict=True)]
+
+
+def masks(batched):
+    padding = torch.arange(7) >= torch.tensor([[7], [5], [4]])
+    padding = padding if batched else padding[1]
+    ignored = torch.rand(5, 7) > 0.7
+    ignored[:, 0] = False
+    each_head = torch.rand(6 if batched else 2, 5, 7) > 0.7
+    each_head[:, :, 0] = False
+    as_float = torch.zeros(padding.shape).masked_fill(padding, -torch.inf)
+    return {
+        "none": {},
+        "padding": {"key_padding_mask": padding},
+        "boolean": {"attn_mask": ignored},
+        "per head": {"attn_mask": each_head},
+        "both": {"attn_mask": ignored, "key_padding_mask": padding},
+        "floats": {"attn_mask": torch.randn(5, 7), "key_padding_mask": as_float},
+        "float padding": {"attn_mask": torch.randn(5, 7), "key_padding_mask": as_float + 0.3},
+    }
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_one_iteration_is_torchs_module(options, batched, need_weights):
+    theirs, ours = pair(**options)
+    assert list(theirs.state_dict()) == list(ours.state_dict())
+    for mask in masks(batched).values():
+        x = [t.requires_grad_() for t in inputs(options, batched)]
+        expected, expected_weights = theirs(*x, need_weights=need_weights, **mask)
+        out, weights = ours(*x, need_weights=need_weights, **mask)
+        assert_close(out, expected, atol=1e-6, rtol=0)
+        if need_weights:
+            assert_close(weights, expected_weights, atol=1e-6, rtol=0)
+        else:
+            assert weights is None
+        d_out = torch.randn_like(out)
+        grads = [torch.autograd.grad(o, (*x, *m.parameters()), d_out) for o, m in ((out, ours), (expected, theirs))]
+        for a, b in zip(*grads, strict=True):
+            assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_dropout_is_torchs_at_one_iteration():
+    theirs, ours = pair(dropout=0.4)
+    x = inputs({}, True)
+    torch.manual_seed(3)
+    expected, expected_weights = theirs(*x)
+    torch.manual_seed(3)
+    out, weights = ours(*x)
+    assert_close(out, expected, atol=1e-6, rtol=0)
+    assert_close(weights, expected_weights, atol=1e-6, rtol=0)
+    assert_close(ours.eval()(*x)[0], theirs.eval()(*x)[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("n_iters", [3, 21])
+def test_weights_on_request_change_nothing(options, n_iters):
+    _, ours = pair(n_iters, **options)
+    x = inputs(options, True)
+    for mask in masks(True).values():
+        with_weights, weights = ours(*x, average_attn_weights=False, **mask)
+        without, _ = ours(*x, need_weights=False, **mask)
+        assert_close(with_weights, without, atol=1e-5, rtol=0)
+        extra = bool(options.get("add_bias_kv")) + bool(options.get("add_zero_attn"))
+        assert weights.shape == (3, 2, 5, 7 + extra)
+        assert_close(weights.sum(-1), torch.ones(3, 2, 5), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("n_iters", [1, 5])
+@pytest.mark.parametrize("as_float", [False, True])
+def test_padding_leaves_no_trace_in_self_attention(need_weights, n_iters, as_float):
+    layer = MultiheadAttention(8, 2, batch_first=True, n_iters=n_iters)
+    padding = torch.arange(9) >= torch.tensor([[9], [6], [4]])
+    mask = torch.zeros(3, 9).masked_fill(padding, torch.finfo(torch.float32).min) if as_float else padding
+    results = []
+    for filling in (0.0, torch.nan):
+        torch.manual_seed(1)
+        x = torch.randn(3, 9, 8).masked_fill(padding[..., None], filling).requires_grad_()
+        out, _ = layer(x, x, x, key_padding_mask=mask, need_weights=need_weights)
+        d_out = torch.randn(3, 9, 8)
+        results.append((out, *torch.autograd.grad(out, (x, *layer.parameters()), d_out)))
+    for a, b in zip(*results, strict=True):
+        assert a.equal(b)
+        assert a.isfinite().all()
+    assert results[0][1][padding].eq(0).all()
+    alone, _ = layer(*[x[1:2, :6].detach()] * 3)
+    assert_close(results[1][0][1:2, :6], alone, atol=1e-6, rtol=0)
+
+
+def test_cross_attention_takes_a_query_padding_mask():
+    layer = MultiheadAttention(8, 2, batch_first=True, n_iters=5)
+    x, y = torch.randn(2, 6, 8), torch.randn(2, 9, 8)
+    padding = torch.arange(6) >= torch.tensor([[6], [4]])
+    out, _ = layer(x, y, y, query_padding_mask=padding)
+    alone, _ = layer(x[1:, :4], y[1:], y[1:])
+    assert_close(out[1:, :4], alone, atol=1e-6, rtol=0)
+    guessed, _ = layer(x, y, y)
+    assert (guessed[1, :4] - alone[0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_fused_encoder_layer_does_not_bypass_us(training, padded, grad):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    layer.self_attn = MultiheadAttention(8, 2, batch_first=True, n_iters=5)
+    layer.train(training)
+    calls = []
+    layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
+    mask = torch.arange(4) >= torch.tensor([[4], [2]]) if padded else None
+    with torch.set_grad_enabled(grad):
+        layer(torch.randn(2, 4, 8), src_key_padding_mask=mask)
+    assert calls == [1]
+
+
+def test_copies_and_checkpoints():
+    layer = MultiheadAttention(8, 2, n_iters=7, tau=0.5)
+    again = copy.deepcopy(layer)
+    assert (again.n_iters, again.tau) == (7, 0.5)
+    x = torch.randn(5, 3, 8)
+    assert again(x, x, x)[0].equal(layer(x, x, x)[0])
+    layer._reset_parameters()
+    assert not again.in_proj_weight.equal(layer.in_proj_weight)
+
+
+def test_compiles():
+    torch._dynamo.reset()
+    layer = MultiheadAttention(8, 2, n_iters=3, batch_first=True)
+    x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
+    compiled = torch.compile(lambda x: layer(x, x, x, key_padding_mask=padding)[0], fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x), layer(x, x, x, key_padding_mask=padding)[0], atol=1e-6, rtol=0)
+
+
+ERRORS = [
+    (lambda m, x: m(x, x, x, is_causal=True), ValueError, "is_causal is a hint that attn_mask is causal"),
+    (
+        lambda m, x: m(x, x, x, is_causal=True, attn_mask=torch.ones(5, 5).triu(1) > 0),
+        NotImplementedError,
+        "leaks and degenerates",
+    ),
+    (lambda m, x: m(x[0, 0], x, x), ValueError, "must all have 3 axes, or 2 without a batch"),
+    (lambda m, x: m(x[..., :7], x, x), ValueError, r"must be \(8, 8, 8\) wide"),
+    (lambda m, x: m(x, x, x[:, :4]), ValueError, "key and value must be equally long"),
+    (lambda m, x: m(x[:1], x, x), ValueError, "all batches equal"),
+    (
+        lambda m, x: m(x, x, x, key_padding_mask=torch.ones(3, 4) > 0),
+        ValueError,
+        r"key_padding_mask must be .* \(3, 5\)",
+    ),
+    (lambda m, x: m(x, x, x, key_padding_mask=torch.ones(3, 5).long()), TypeError, "key_padding_mask must be boolean"),
+    (lambda m, x: m(x, x, x, query_padding_mask=torch.ones(3, 5)), TypeError, "query_padding_mask must be boolean"),
+    (lambda m, x: m(x, x, x, attn_mask=torch.ones(5, 5).long()), TypeError, "attn_mask must be boolean"),
+    (lambda m, x: m(x, x, x, attn_mask=torch.ones(4, 5, 5) > 0), ValueError, "with batch·heads = 6"),
+    (lambda m, x: m(x, x, x, attn_mask=torch.ones(5) > 0), ValueError, r"attn_mask must be \(n, m\)"),
+    (
+        lambda m, x: m(*[torch.nested.nested_tensor([x[0], x[1, :3]])] * 3),
+        ValueError,
+        "nested tensors are not supported",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("call", "kind", "message"), ERRORS)
+def test_errors(call, kind, message):
+    with pytest.raises(kind, match=f"MultiheadAttention: .*{message}"):
+        call(MultiheadAttention(8, 2, batch_first=True), torch.randn(3, 5, 8))
+
+
+def test_sinkhorn_module():
+    scores, mask = torch.randn(2, 5, 7), torch.rand(5, 7) > 0.2
+    layer = Sinkhorn(n_iters=5, tau=0.5)
+    assert layer(scores, mask).equal(sinkhorn(scores, n_iters=5, tau=0.5, mask=mask))
+    assert repr(layer) == "Sinkhorn(n_iters=5, tau=0.5)"
+    learned = Sinkhorn(tau=nn.Parameter(torch.tensor(0.5)))
+    assert list(learned.state_dict()) == ["tau"]
+    learned(scores).square().sum().backward()
+    assert learned.tau.grad != 0
+
+
+@pytest.mark.parametrize("build", [lambda **k: Sinkhorn(**k), lambda **k: MultiheadAttention(8, 2, **k)])
+def test_settings_are_checked_when_built(build):
+    for wrong, message in (({"n_iters": 0}, "n_iters must be"), ({"tau": 2.0}, "tau must lie in")):
+        with pytest.raises(ValueError, match=message):
+            build(**wrong)
+
+
+def test_public_names():
+    for name in sinkformers.__all__:
+        assert getattr(sinkformers, name).__doc__
+    assert set(sinkformers.__all__) < set(dir(sinkformers))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sinkformers.nothing
+
+
+def test_every_head_can_have_its_own_tau():
+    layer = MultiheadAttention(8, 2, batch_first=True, n_iters=5, tau=nn.Parameter(torch.tensor([0.0, 1.0])))
+    x = torch.randn(2, 5, 8)
+    _, weights = layer(x, x, x, average_attn_weights=False)
+    q, k = (
+        p.unflatten(-1, (2, 4)).transpose(1, 2) for p in nn.functional.linear(x, *in_projection(layer)).chunk(2, -1)
+    )
+    scores = q @ k.mT / 2
+    assert_close(weights[:, 0], scores[:, 0].softmax(-1), atol=1e-6, rtol=0)
+    assert_close(weights[:, 1], sinkhorn(scores[:, 1], n_iters=5), atol=1e-6, rtol=0)
+
+
+def in_projection(layer):
+    return layer.in_proj_weight[:16], layer.in_proj_bias[:16]
+
+
+def test_inputs_are_left_alone():
+    layer = MultiheadAttention(8, 2, batch_first=True)
+    x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
+    before = x.clone(), padding.clone()
+    for need_weights, n_iters in itertools.product((True, False), (1, 3)):
+        layer.n_iters = n_iters
+        layer(x, x, x, key_padding_mask=padding, need_weights=need_weights)[0].sum().backward()
+    assert x.equal(before[0])
+    assert padding.equal(before[1])
