@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow lint types format docs clean
+.PHONY: help run test test-slow lint types format bench bench-quick docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -29,6 +29,13 @@ format: .venv/installed ## let ruff mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+bench: .venv/installed ## every benchmark, then its page (under half an hour on a quiet machine)
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks report
+
+bench-quick: .venv/installed ## two shapes, few rounds
+	$(BIN)/python -m benchmarks --quick
+
 docs: .venv/installed-docs ## the documentation, to site/
 	$(BIN)/zensical build --clean --strict
 
@@ -39,7 +46,7 @@ clean: ## remove the environment and everything built
 	$(PYTHON) -m venv .venv
 
 # The stamps make a second run install nothing.
-.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+.venv/installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/sinkformers/kernels/native/*.cpp src/sinkformers/kernels/native/*.h) | .venv/bin/python
 	$(INSTALL) --editable '.[all]'
 	@touch $@
 

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinkformers.attention.operators import attend, attention_problem, kept_operator
+from sinkformers.attention.dropout import kept_operator
+from sinkformers.attention.operators import attend
 from sinkformers.attention.participants import Masks, combine, silence
+from sinkformers.attention.plain import attention_problem
 from sinkformers.core import backends, checks
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.reference import reference_weights
@@ -77,7 +79,7 @@ def sinkhorn_attention(
     relaxation = checks.relaxation(CALLER, tau, heads_lead, zero=gradient == "unrolled")
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
-    chosen = backends.choose(CALLER, backend)
+    chosen = backends.choose(CALLER, backend, query.device)
     softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
     if gradient == "implicit":
         _check_implicit(n_iters, chosen)
@@ -96,9 +98,8 @@ def sinkhorn_attention(
     by_head = relaxation_tensor(relaxation, query)
     if chosen == "reference":
         return _reference_attention(query, key, value, masks, by_head, seed, n_iters, scale, cost == "l2", dropout_p)
-    return attend(
-        query, key, value, *masks, by_head, seed, n_iters, scale, cost == "l2", dropout_p, gradient == "implicit"
-    )[0]
+    settings = (n_iters, scale, cost == "l2", dropout_p, gradient == "implicit", chosen)
+    return attend(query, key, value, *masks, by_head, seed, *settings)[0]
 
 
 def attention_weights(

@@ -1,7 +1,8 @@
 """`sinkformers::attend`: query, key and value to output as one operator, with its exact gradient as another.
 
-Between forward and backward only vectors are kept, a few per step, beside the inputs. The weights are made again, and
-so is the dropout, from its seed.
+Between forward and backward only vectors are kept, a few per step, beside inputs and output. The weights are made
+again, and so is the dropout, from its seed. The native kernels serve where they can; a head whose scalings leave their
+range is done again in torch, where the log domain takes it.
 """
 
 from typing import Any
@@ -9,50 +10,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.attention.participants import Masks, Participants, combine, silence
-from sinkformers.core import implicit, unrolled
+from sinkformers.attention import plain
+from sinkformers.attention.dropout import all_heads
+from sinkformers.attention.participants import Masks
+from sinkformers.attention.plain import Gradients, Settings, Tokens
+from sinkformers.core import backends
 from sinkformers.core.kernel_domain import Steps
 from sinkformers.core.operators import MaybeTensor, reduce_to, step_outputs
-from sinkformers.core.problem import Problem, pose, working_dtype
+from sinkformers.core.problem import working_dtype
 from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
 
 
-def silenced(query: Tensor, key: Tensor, value: Tensor, who: Participants) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens in the dtype to work in, those out of the game set to zero."""
+def _tokens(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tau: MaybeTensor, seed: MaybeTensor) -> Tokens:
     dtype = working_dtype(query.dtype)
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    return silence(query, who.queries), silence(key, who.keys), silence(value, who.keys)
+    heads = all_heads(query.shape[:-2], query.device)
+    tau = tau if tau is None else tau.to(query.device, dtype)
+    return Tokens(query.to(dtype), key.to(dtype), value.to(dtype), masks, tau, seed, heads)
 
 
-def attention_problem(query: Tensor, key: Tensor, who: Participants, scale: float, l2: bool) -> Problem:
-    """The scores of silenced queries and keys, as a problem."""
-    scores = (query * scale) @ key.mT
-    if l2:  # |q|² shifts whole rows, which no weight depends on
-        scores = scores - (0.5 * scale) * key.square().sum(-1)[..., None, :]
-    if who.bias is not None:
-        scores = scores + who.bias.to(scores.dtype)
-    return pose(scores, who.entries, None, None)
+def _for_kernel(tokens: Tokens, settings: Settings) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    seed = None if tokens.seed is None else int(tokens.seed)
+    return (tokens.query, tokens.key, tokens.value, *tokens.masks, tokens.tau, seed), settings._asdict()
 
 
-def kept(seed: Tensor, shape: torch.Size, dropout_p: float, like: Tensor) -> Tensor:
-    """What dropout multiplies the weights with: 0, or 1/(1 − p)."""
-    if dropout_p == 1:
-        return like.new_zeros(shape)
-    generator = torch.Generator(like.device).manual_seed(int(seed))
-    return like.new_empty(shape).bernoulli_(1 - dropout_p, generator=generator).div_(1 - dropout_p)
+def _native_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
+    args, options = _for_kernel(tokens, settings)
+    out, u, s, r, safe = backends.native().attention_forward(*args, **options)
+    if not safe.all():
+        out[~safe], _ = plain.forward(tokens.select(~safe), settings)
+    return out, Steps(u, s, r, plain.empty_shift(r, safe.shape, s.shape[-1]), safe)
 
 
-@torch.library.custom_op("sinkformers::kept", mutates_args=())
-def kept_operator(seed: Tensor, weights: Tensor, dropout_p: float) -> Tensor:
-    return kept(seed, weights.shape, dropout_p, weights)
-
-
-@kept_operator.register_fake
-def _(seed, weights, dropout_p):
-    return weights.new_empty(weights.shape)
-
-
-register_vmap(kept_operator, seed=0)
+def _native_backward(
+    d_out: Tensor, out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, wants_bias: bool
+) -> Gradients:
+    args, options = _for_kernel(tokens, settings)
+    saved = (out.to(d_out.dtype), steps.u, steps.s, steps.r)
+    d_query, d_key, d_value, d_scores, d_tau, safe = backends.native().attention_backward(
+        d_out, *args, saved=saved, wants_bias=wants_bias, **options
+    )
+    safe = safe & steps.safe
+    if not safe.all():
+        part = tokens.select(~safe)
+        mended = plain.backward(d_out[~safe], part, settings, plain.repeat_steps(part, settings), implicitly=False)
+        for whole, piece in zip((d_query, d_key, d_value, d_scores, d_tau), mended, strict=True):
+            if whole is not None and piece is not None:
+                whole[~safe] = piece
+    return Gradients(d_query, d_key, d_value, d_scores, d_tau)
 
 
 @torch.library.custom_op("sinkformers::attend", mutates_args=())
@@ -72,19 +76,17 @@ def attend_operator(
     l2: bool,
     dropout_p: float,
     implicitly: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    who = combine(Masks(bias, entries, queries, keys))
-    q, k, v = silenced(query, key, value, who)
-    problem = attention_problem(q, k, who, scale, l2)
-    weights, steps = unrolled.forward(problem, tau if tau is None else tau.to(q), n_iters)
-    if seed is not None:
-        weights *= kept(seed, weights.shape, dropout_p, weights)
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed)
+    run = _native_forward if backend == "native" else plain.forward
+    out, steps = run(tokens, Settings(n_iters, scale, l2, dropout_p))
     u, s, r, c, safe = (part.contiguous() for part in steps)
-    return (weights @ v).to(query.dtype), u, s, r, c, safe
+    return out.to(query.dtype), u, s, r, c, safe
 
 
 @attend_operator.register_fake
-def _(query, key, value, bias, entries, queries, keys, tau, seed, n_iters, scale, l2, dropout_p, implicitly):
+def _(query, key, value, bias, entries, queries, keys, tau, seed, n_iters, scale, l2, dropout_p, implicitly, backend):
     *leading, n, _ = query.shape
     out = query.new_empty(*leading, n, value.shape[-1])
     return out, *step_outputs(query, leading, n, key.shape[-2], n_iters)
@@ -103,6 +105,7 @@ def attend_backward_operator(
     keys: MaybeTensor,
     tau: MaybeTensor,
     seed: MaybeTensor,
+    out: Tensor,
     u: Tensor,
     s: Tensor,
     r: Tensor,
@@ -113,81 +116,50 @@ def attend_backward_operator(
     l2: bool,
     dropout_p: float,
     implicitly: bool,
+    backend: str,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    steps = Steps(u, s, r, c, safe)
-    who = combine(Masks(bias, entries, queries, keys))
-    q, k, v = silenced(query, key, value, who)
-    d_out = silence(d_out.to(q.dtype), who.queries)
-    problem = attention_problem(q, k, who, scale, l2)
-    tau = tau if tau is None else tau.to(q)
-    weights, kernel = unrolled.reopen(problem, tau, n_iters, steps)
-    d_weights = d_out @ v.mT
-    dropout = None if seed is None else kept(seed, weights.shape, dropout_p, weights)
-    d_value = (weights if dropout is None else weights * dropout).mT @ d_out
-    if dropout is not None:
-        d_weights *= dropout
-    if implicitly:
-        excess = unrolled.column_excess(problem, tau, n_iters, steps)
-        grad, d_tau = implicit.gradient(weights, d_weights, None, tau, excess)
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed)
+    settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, c, safe)
+    d_out = d_out.to(tokens.query.dtype)
+    if backend == "native" and not implicitly:
+        grads = _native_backward(d_out, out, tokens, settings, steps, wants_bias)
     else:
-        grad, d_tau = unrolled.backward(problem, tau, n_iters, steps, kernel, weights, d_weights)
-    d_key = scale * (grad.mT @ q)
-    if l2:
-        d_key -= scale * grad.sum(-2)[..., None] * k
-    d_bias = grad.sum_to_size(bias.shape).to(bias.dtype) if wants_bias and bias is not None else r.new_zeros(safe.shape)
-    return (
-        (scale * (grad @ k)).to(query.dtype),
-        d_key.to(query.dtype),
-        d_value.to(query.dtype),
-        # What is not asked for comes as zeros; gradients must not share memory.
-        d_bias.clone() if d_bias is grad else d_bias,
-        r.new_zeros(safe.shape) if d_tau is None else d_tau,
-    )
+        if backend == "native":  # the implicit gradient wants the weights, which torch makes from its own steps
+            steps = plain.repeat_steps(tokens, settings)
+        grads = plain.backward(d_out, tokens, settings, steps, implicitly=implicitly)
+    d_query, d_key, d_value, d_scores, d_tau = grads
+    # What is not asked for comes as zeros; gradients must not share memory.
+    unused = r.new_zeros(safe.shape)
+    d_bias = unused
+    if wants_bias and bias is not None:
+        d_bias = d_scores.sum_to_size(bias.shape).to(bias.dtype)
+        d_bias = d_bias.clone() if d_bias is d_scores else d_bias
+    d_tau = unused.clone() if d_tau is None else d_tau
+    return d_query.to(query.dtype), d_key.to(query.dtype), d_value.to(query.dtype), d_bias, d_tau
 
 
 @attend_backward_operator.register_fake
-def _(
-    d_out,
-    query,
-    key,
-    value,
-    bias,
-    entries,
-    queries,
-    keys,
-    tau,
-    seed,
-    u,
-    s,
-    r,
-    c,
-    safe,
-    n_iters,
-    scale,
-    l2,
-    dropout_p,
-    implicitly,
-    wants_bias,
-):
+def _(d_out, query, key, value, bias, entries, queries, keys, tau, seed, out, u, s, r, c, safe, *settings):
     grads = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
+    wants_bias = settings[-1]
     d_bias = bias.new_empty(bias.shape) if wants_bias and bias is not None else r.new_empty(safe.shape)
     return *grads, d_bias, r.new_empty(safe.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.settings = inputs[9:]
-    ctx.save_for_backward(*inputs[:9], *output[1:])
+    ctx.save_for_backward(*inputs[:9], *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if d_out is None:
-        return (None,) * 14
+        return (None,) * 15
     saved, wants_bias = ctx.saved_tensors, ctx.needs_input_grad[3]
     d_query, d_key, d_value, d_bias, d_tau = attend_backward(d_out, *saved, *ctx.settings, wants_bias)
     d_bias = d_bias if wants_bias else None
-    return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7]), *(None,) * 6
+    return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7]), *(None,) * 7
 
 
 register_vmap(attend_operator, seed=8)

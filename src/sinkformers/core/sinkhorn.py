@@ -56,7 +56,7 @@ def sinkhorn(
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     n_iters = checks.iterations(caller, n_iters)
     relaxation = checks.relaxation(caller, tau, scores.shape[:-2])
-    chosen = backends.choose(caller, backend)
+    chosen = backends.choose(caller, backend, scores.device)
     is_softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
     if scores.numel() == 0 or (is_softmax and backend == "auto"):
         return _softmax(scores, mask, row_mass, col_mass)

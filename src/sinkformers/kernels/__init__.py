@@ -1,0 +1,1 @@
+"""Fast code only: plain functions on tensors, without autograd, validation or policy."""

@@ -1,0 +1,240 @@
+// Attention, one head at a time, on the pass plan: the kernel A = exp(C − rowmax) is made once per direction, in row blocks
+// that stay in cache, each pass over it serves two iterations, and the first and the last pass carry the products.
+//
+// A head belongs to a team. A team of one is a thread with a head of its own; a larger team shares the rows of one head, and
+// adds up column sums in the order of its members, so that a result depends on the size of the team and on nothing else.
+// Tokens out of the game are left out when the head is packed: what is not there costs nothing and cannot leak.
+#pragma once
+#include "arguments.h"
+#include "rows.h"
+
+namespace ISA {
+
+struct Team {
+    int id, size;
+    void (*wait)();
+    void barrier() const { if (size > 1) wait(); }
+    // The share [from, to) of a range that a member works on.
+    void share(int count, int &from, int &to, int unit = MR) const {
+        const int chunk = round_up((count + size - 1) / size, unit);
+        from = std::min(count, id * chunk);
+        to = std::min(count, from + chunk);
+    }
+};
+
+struct Arena {  // with a null base it only measures
+    char *base;
+    size_t used = 0;
+    template <class T> T *take(size_t count) {
+        const size_t at = used;
+        used += (count * sizeof(T) + 63) / 64 * 64;
+        return base ? (T *)(base + at) : nullptr;
+    }
+};
+
+template <class T> struct Head {
+    const AttentionArguments &args;
+    const Team team;
+    const bool backward;
+    const int n, m, d, e, mp, dp, ep, rows_steps, col_steps, width, block;
+    const bool stored;
+    int64_t b, h, index;
+    int live_n, live_m, cols, ld;  // rows and columns in the game; cols is live_m in whole vectors, ld a row of the kernel
+    T rho, tau;
+    bool relaxed;
+    // shared by the team
+    int32_t *row_at, *col_at, *counts;
+    T *q, *k, *kt, *v, *start, *a, *vv, *part, *u, *s, *tops;
+    T *x, *y, *z, *alpha, *grad, *dg, *vprev;
+    // a member's own
+    T *scratch, *drop;
+
+    // Rows a power of two apart would share their places in the cache, and products over columns touch many rows.
+    static int row_length(int cols) { return cols * sizeof(T) % 1024 ? cols : cols + LANES<T>; }
+    static int block_rows(int n, int m, bool stored) {
+        const int fit = (int)((stored ? 512 : 1024) * 1024 / sizeof(T) / m / MR * MR);
+        return std::min(round_up(n, MR), std::max(stored ? MR : 4 * MR, fit));
+    }
+    Head(const AttentionArguments &args, Team team, bool backward, bool stored, char *base)
+        : args(args), team(team), backward(backward), n((int)args.n), m((int)args.m), d((int)args.d), e((int)args.e), mp(round_up(m, COLUMNS<T>)),
+          dp(round_up(d, LANES<T>)), ep(round_up(e, LANES<T>)), rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2),
+          width(ep + (int)args.n_iters), block(block_rows(n, mp, stored)), stored(stored) {
+        Arena arena{base};
+        carve(arena);
+    }
+    static size_t bytes(const AttentionArguments &args, int size, bool backward, bool stored) {
+        return Head(args, Team{0, size, nullptr}, backward, stored, nullptr).measured;
+    }
+    size_t measured;
+
+    void carve(Arena &arena) {
+        const size_t panels = (mp + PANEL<T> - 1) / PANEL<T>;
+        row_at = arena.take<int32_t>(n);
+        col_at = arena.take<int32_t>(mp);
+        counts = arena.take<int32_t>(16);
+        q = arena.take<T>((size_t)n * dp);
+        kt = arena.take<T>(panels * PANEL<T> * d);
+        v = arena.take<T>((size_t)mp * ep);
+        start = arena.take<T>(mp);
+        vv = arena.take<T>(mp);
+        part = arena.take<T>((size_t)team.size * mp);
+        u = arena.take<T>(n);
+        s = arena.take<T>(mp);
+        tops = arena.take<T>((size_t)team.size * (args.n_iters + 4));
+        if (backward) {
+            k = arena.take<T>((size_t)mp * dp);
+            x = arena.take<T>((size_t)n * width);
+            y = arena.take<T>(panels * PANEL<T> * width);
+            z = arena.take<T>((size_t)team.size * mp * ep);
+            grad = arena.take<T>((size_t)team.size * mp * dp);
+            alpha = arena.take<T>(n);
+            dg = arena.take<T>(mp);
+            vprev = arena.take<T>(mp);
+        }
+        a = stored ? arena.take<T>((size_t)n * row_length(mp)) : nullptr;
+        T *own = stored ? nullptr : arena.take<T>((size_t)team.size * block * row_length(mp));
+        T *masks = args.drops ? arena.take<T>((size_t)team.size * block * row_length(mp)) : nullptr;
+        scratch = own ? own + (size_t)team.id * block * row_length(mp) : nullptr;
+        drop = masks ? masks + (size_t)team.id * block * row_length(mp) : nullptr;
+        measured = arena.used;
+    }
+
+    template <class P> P *at(const Strided &t) const { return (P *)t.data + b * t.b + h * t.h; }
+    T *saved(void *base, int steps, int step, int count) const { return (T *)base + ((size_t)index * steps + step) * count; }
+
+    // ---- who takes part, and the packed copies ------------------------------------------------------------------------
+    bool taking_part(int i, int j) const {
+        if (args.entries.data && !at<const uint8_t>(args.entries)[i * args.entries.i + j * args.entries.j]) return false;
+        if (args.bias.data && at<const T>(args.bias)[i * args.bias.i + j * args.bias.j] <= (T)args.bias_floor) return false;
+        return true;
+    }
+    void find_participants() {
+        live_n = live_m = 0;
+        const uint8_t *queries = args.queries.data ? at<const uint8_t>(args.queries) : nullptr;
+        const uint8_t *keys = args.keys.data ? at<const uint8_t>(args.keys) : nullptr;
+        for (int i = 0; i < n; i++) if (!queries || queries[i * args.queries.i]) row_at[live_n++] = i;
+        for (int j = 0; j < m; j++) if (!keys || keys[j * args.keys.i]) col_at[live_m++] = j;
+        if (args.entries.data || args.bias.data) {
+            int rows = 0, kept = 0;
+            uint8_t *seen = (uint8_t *)vv;  // not needed yet
+            std::memset(seen, 0, live_m);
+            for (int i = 0; i < live_n; i++) {
+                bool any = false;
+                for (int j = 0; j < live_m; j++) {
+                    const bool in = taking_part(row_at[i], col_at[j]);
+                    any |= in;
+                    seen[j] |= in;
+                }
+                if (any) row_at[rows++] = row_at[i];
+            }
+            for (int j = 0; j < live_m; j++) if (seen[j]) col_at[kept++] = col_at[j];
+            live_n = rows;
+            live_m = kept;
+        }
+        if (!live_n || !live_m) live_n = live_m = 0;
+    }
+    void enter(int64_t head) {
+        index = head;
+        b = head / args.heads;
+        h = head % args.heads;
+        if (team.id == 0) {
+            find_participants();
+            counts[0] = live_n;
+            counts[1] = live_m;
+        }
+        team.barrier();
+        live_n = counts[0];
+        live_m = counts[1];
+        cols = round_up(live_m, COLUMNS<T>);
+        ld = row_length(cols);
+        rho = live_m ? (T)live_n / (T)live_m : 1;
+        relaxed = args.tau.data != nullptr;
+        tau = relaxed ? *at<const T>(args.tau) : 1;
+        int from, to;
+        team.share(live_n, from, to);
+        for (int i = from; i < to; i++) pack(q + (size_t)i * dp, at<const T>(args.query) + row_at[i] * args.query.i, d, dp, (T)args.scale);
+        share_columns(from, to);
+        for (int j = from; j < to; j++) pack_column(j);
+        for (int j = from; j < to; j += 4) transpose_keys(j);
+        team.barrier();
+    }
+    // Columns come in fours, the last of them filled up to whole vectors.
+    void share_columns(int &from, int &to) const { team.share(cols, from, to, 4); }
+    static void pack(T *to, const T *from, int count, int padded, T by) {
+        for (int c = 0; c < count; c++) to[c] = by * from[c];
+        for (int c = count; c < padded; c++) to[c] = 0;
+    }
+    const T *key_row(int j) const { return at<const T>(args.key) + col_at[j < live_m ? j : 0] * args.key.i; }
+    void pack_column(int j) {
+        const bool live = j < live_m;
+        const T *key = key_row(j);
+        pack(v + (size_t)j * ep, at<const T>(args.value) + col_at[live ? j : 0] * args.value.i, live ? e : 0, ep, 1);
+        if (backward) pack(k + (size_t)j * dp, key, live ? d : 0, dp, 1);
+        // A column that only fills up a vector has the score minus infinity, whatever the product adds.
+        start[j] = live ? (args.l2 ? (T)(-0.5 * args.scale) * dot_plain(key, key, d) : 0) : -std::numeric_limits<T>::infinity();
+    }
+    void transpose_keys(int j) {
+        const T *rows[4] = {key_row(j), key_row(j + 1), key_row(j + 2), key_row(j + 3)};
+        transpose_four(rows, d, kt + (size_t)(j / PANEL<T>) * PANEL<T> * d + j % PANEL<T>, PANEL<T>);
+    }
+    Right<T> packed(const T *base, int depth) const { return {base, (size_t)PANEL<T> * depth, (size_t)PANEL<T>}; }
+    Right<T> plain(const T *base, int ld) const { return {base, (size_t)PANEL<T>, (size_t)ld}; }
+
+    // ---- the kernel ---------------------------------------------------------------------------------------------------
+    T *rows_of_kernel(int i0) const { return stored ? a + (size_t)i0 * ld : scratch; }
+    void scores(int i0, int rows) {
+        T *c = rows_of_kernel(i0);
+        product<T, SET>(rows, cols, d, q + (size_t)i0 * dp, dp, 1, packed(kt, d), start, c, ld);
+        if (!args.entries.data && !args.bias.data) return;
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < live_m; j++) {
+                const int at_row = row_at[i0 + i], at_col = col_at[j];
+                T &score = c[(size_t)i * ld + j];
+                if (!taking_part(at_row, at_col)) score = -std::numeric_limits<T>::infinity();
+                else if (args.bias.data) score += at<const T>(args.bias)[at_row * args.bias.i + at_col * args.bias.j];
+            }
+    }
+    // Scores and exponentials with known maxima: the kernel a second time.
+    void again(int i0, int rows) {
+        scores(i0, rows);
+        for (int i = 0; i < rows; i++) exponentiate(rows_of_kernel(i0) + (size_t)i * ld, ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], cols);
+    }
+    template <class F> void blocks(bool back, F &&f) const {
+        int from, to;
+        team.share(live_n, from, to);
+        const int count = (to - from + block - 1) / block;
+        for (int p = 0; p < count; p++) {  // to and fro: the end of one pass is still in cache for the next
+            const int i0 = from + (back ? count - 1 - p : p) * block;
+            f(i0, std::min(block, to - i0));
+        }
+    }
+    T *own_part() const { return part + (size_t)team.id * mp; }
+    // The members' shares of a sum, added up in their order.
+    void gather(const T *shares, size_t apart, T *sum, int count) const {
+        team.barrier();
+        const int chunk = (count + team.size - 1) / team.size, from = std::min(count, team.id * chunk), to = std::min(count, from + chunk);
+        for (int j = from; j < to; j++) {
+            T total = shares[j];
+            for (int t = 1; t < team.size; t++) total += shares[t * apart + j];
+            sum[j] = total;
+        }
+        team.barrier();
+    }
+    T scaling(T sum) const {
+        if (!relaxed) return rho / sum;
+        return std::exp(tau * std::log(rho / sum));
+    }
+    void drop_rows(int i0, int rows) const {
+        const Dropout dropout(args.seed, index, args.dropout);
+        for (int i = 0; i < rows; i++) dropout.row<T>(row_at[i0 + i], col_at, live_m, cols, drop + (size_t)i * ld);
+    }
+    // The kernel's rows under dropout, where products with the values want them.
+    const T *dropped(int i0, int rows) const {
+        const T *c = rows_of_kernel(i0);
+        if (!args.drops) return c;
+        drop_rows(i0, rows);
+        for (int i = 0; i < rows; i++) multiply(drop + (size_t)i * ld, c + (size_t)i * ld, cols);
+        return drop;
+    }
+};
+}  // namespace ISA

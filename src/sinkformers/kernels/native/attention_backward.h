@@ -1,0 +1,258 @@
+// The backward pass of a head: A again, then the steps walked back, each leaving one rank-one term, so that the gradient of
+// the scores is A∘(X Yᵀ): one product, with n_iters more columns than SoftMax attention has.
+#pragma once
+#include "attention.h"
+
+namespace ISA {
+
+template <class T> struct Backward : Head<T> {
+    using Head<T>::Head;
+    T d_tau, left, right;  // left and right: the largest entries of X and Y
+    int term;  // columns of X and Y filled so far
+
+    void run(int64_t head) {
+        this->enter(head);
+        const auto &args = this->args;
+        if (this->team.id == 0 && (this->live_n < this->n || this->live_m < this->m)) clear();
+        this->team.barrier();
+        if (!this->live_n) return;
+        const bool ends_on_rows = args.n_iters % 2;
+        const int last_col = this->col_steps - 1;
+        d_tau = left = right = 0;
+        term = this->ep;
+        begin(ends_on_rows);
+        first_pass(ends_on_rows);
+        values(ends_on_rows);
+        for (int step = last_col; step >= 0; step--) {
+            column_step(step);
+            if (step) pass(step, step == last_col && !ends_on_rows);
+        }
+        last_pass(last_col == 0 && !ends_on_rows);
+        finish();
+    }
+    void clear() {
+        const auto &args = this->args;
+        std::memset((T *)args.d_query + (size_t)this->index * args.n * args.d, 0, sizeof(T) * args.n * args.d);
+        std::memset((T *)args.d_key + (size_t)this->index * args.m * args.d, 0, sizeof(T) * args.m * args.d);
+        std::memset((T *)args.d_value + (size_t)this->index * args.m * args.e, 0, sizeof(T) * args.m * args.e);
+        if (args.d_bias) std::memset((T *)args.d_bias + (size_t)this->index * args.n * args.m, 0, sizeof(T) * args.n * args.m);
+        ((T *)args.d_tau)[this->index] = 0;
+        args.safe[this->index] = 1;
+    }
+    T *x_row(int i) const { return this->x + (size_t)i * this->width; }
+    // Y is packed in panels, one row a term.
+    T *y_term(int j, int t) const { return this->y + (size_t)(j / PANEL<T>) * PANEL<T> * this->width + (size_t)t * PANEL<T> + j % PANEL<T>; }
+    void put_v(T *to, int step) const {  // v after a column step, by members' shares
+        const T *s = step < 0 ? nullptr : this->saved(this->args.s, this->col_steps, step, this->m);
+        int from, to_;
+        this->share_columns(from, to_);
+        for (int j = from; j < to_; j++) to[j] = j >= this->live_m ? 0 : s ? this->scaling(s[this->col_at[j]]) : 1;
+    }
+    void get_u(int step) {
+        const T *u = this->saved(this->args.u, this->rows_steps, step, this->n);
+        int from, to;
+        this->team.share(this->live_n, from, to);
+        for (int i = from; i < to; i++) this->u[i] = u[this->row_at[i]];
+    }
+    // The last scalings; df = rowsum(dO∘O), which needs no pass; X's first columns.
+    void begin(bool ends_on_rows) {
+        const auto &args = this->args;
+        get_u(this->rows_steps - 1);
+        put_v(this->vv, this->col_steps - 1);
+        int from, to;
+        this->team.share(this->live_n, from, to);
+        const T *out = (const T *)args.out + (size_t)this->index * this->n * this->e;
+        for (int i = from; i < to; i++) {
+            const T *d_out = this->template at<const T>(args.d_out) + this->row_at[i] * args.d_out.i;
+            const T df = dot_plain(d_out, out + (size_t)this->row_at[i] * this->e, this->e);
+            T *row = x_row(i);
+            for (int c = 0; c < this->e; c++) row[c] = this->u[i] * d_out[c];
+            for (int c = this->e; c < this->width; c++) row[c] = 0;
+            this->alpha[i] = ends_on_rows ? df * this->u[i] : df;
+            if (ends_on_rows) row[term] = -this->alpha[i];
+            left = bigger(left, largest(row, term + 1));
+        }
+        this->team.barrier();
+    }
+    // A again, and what the values and the last row step ask of it.
+    void first_pass(bool ends_on_rows) {
+        T *sum = this->own_part(), *z = this->z + (size_t)this->team.id * this->mp * this->ep;
+        std::fill(sum, sum + this->cols, (T)0);
+        std::fill(z, z + (size_t)this->cols * this->ep, (T)0);
+        this->blocks(false, [&](int i0, int rows) {
+            this->again(i0, rows);
+            const T *c = this->dropped(i0, rows);
+            product<T, ADD>(this->live_m, this->ep, rows, c, 1, this->ld, this->plain(x_row(i0), this->width), nullptr, z, this->ep);
+            if (ends_on_rows && this->col_steps) add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum, this->cols);
+        });
+        this->gather(this->part, this->mp, this->s, this->cols);
+        this->gather(this->z, (size_t)this->mp * this->ep, this->z, this->cols * this->ep);
+    }
+    // dV, the adjoint of the column potentials, and Y's first columns.
+    void values(bool ends_on_rows) {
+        T *d_value = (T *)this->args.d_value + (size_t)this->index * this->m * this->e;
+        int from, to;
+        this->share_columns(from, to);
+        for (int j = from; j < to; j++) {
+            const T v = this->vv[j], *z = this->z + (size_t)j * this->ep;
+            T *value = this->v + (size_t)j * this->ep, sum = 0;
+            if (j < this->live_m) {
+                T *to_value = d_value + (size_t)this->col_at[j] * this->e;
+                sum = v * dot_plain(z, value, this->e);
+                for (int c = 0; c < this->e; c++) to_value[c] = v * z[c];
+            }
+            for (int c = 0; c < this->ep; c++) value[c] *= v;
+            right = bigger(right, bigger(v, largest(value, this->ep)));
+            if (ends_on_rows) *y_term(j, term) = v;
+            this->dg[j] = ends_on_rows ? sum - v * this->s[j] : sum;
+        }
+        for (int j = from; j < to; j += 4) {
+            const T *four = this->v + (size_t)j * this->ep, *rows[4] = {four, four + this->ep, four + 2 * this->ep, four + 3 * this->ep};
+            transpose_four(rows, this->ep, y_term(j, 0), PANEL<T>);
+        }
+        if (ends_on_rows) term++;
+        this->team.barrier();
+    }
+    // y = τ·dg/s and x = u; the row step before it is known up to its α.
+    void column_step(int step) {
+        const T *s = this->saved(this->args.s, this->col_steps, step, this->m);
+        get_u(step);
+        put_v(this->vprev, step - 1);
+        int from, to;
+        this->share_columns(from, to);
+        for (int j = from; j < to; j++) {
+            const bool live = j < this->live_m;
+            const T sum = live ? s[this->col_at[j]] : 1;
+            if (live && this->relaxed) d_tau -= this->dg[j] * std::log(sum / this->rho);
+            this->s[j] = live ? this->tau * this->dg[j] / sum : 0;
+            *y_term(j, term) = this->s[j];
+            *y_term(j, term + 1) = this->vprev[j];
+            right = bigger(right, bigger(std::fabs(this->s[j]), this->vprev[j]));
+        }
+        this->team.share(this->live_n, from, to);
+        for (int i = from; i < to; i++) {
+            x_row(i)[term] = -this->u[i];
+            left = bigger(left, this->u[i]);
+        }
+        term += 2;
+        this->team.barrier();
+    }
+    // α of a row step: its df is −u∘(A y), plus what the output itself asked of the last row step.
+    void row_step(int i0, int rows, const T *c, bool first) {
+        T through[MR * 2];
+        for (int i = 0; i < rows; i += MR * 2) {
+            const int some = std::min(MR * 2, rows - i);
+            dot(some, c + (size_t)i * this->ld, this->ld, this->s, through, this->cols);
+            for (int r = 0; r < some; r++) {
+                const int row = i0 + i + r;
+                const T df = (first ? this->alpha[row] : 0) - this->u[row] * through[r];
+                this->alpha[row] = df * this->u[row];
+                x_row(row)[term - 1] = -this->alpha[row];
+                left = bigger(left, std::fabs(this->alpha[row]));
+            }
+        }
+    }
+    void pass(int step, bool first) {
+        T *sum = this->own_part();
+        std::fill(sum, sum + this->cols, (T)0);
+        this->blocks(step & 1, [&](int i0, int rows) {
+            if (!this->stored) this->again(i0, rows);
+            const T *c = this->rows_of_kernel(i0);
+            for (int i = 0; i < rows; i += 8) {
+                const int some = std::min(8, rows - i);
+                row_step(i0 + i, some, c + (size_t)i * this->ld, first);
+                add(some, this->alpha + i0 + i, c + (size_t)i * this->ld, this->ld, sum, this->cols);
+            }
+        });
+        this->team.barrier();
+        // dg replaces the sum it came from only once everybody is done with y.
+        this->gather(this->part, this->mp, this->s, this->cols);
+        int from, to;
+        this->share_columns(from, to);
+        for (int j = from; j < to; j++) this->dg[j] = -this->vprev[j] * this->s[j];
+        this->team.barrier();
+    }
+    // dC = A∘(X Yᵀ), block by block, and what becomes of it.
+    void last_pass(bool first) {
+        const auto &args = this->args;
+        T *sum = this->own_part(), *grad = this->grad + (size_t)this->team.id * this->mp * this->dp;
+        std::fill(sum, sum + this->cols, (T)0);
+        std::fill(grad, grad + (size_t)this->cols * this->dp, (T)0);
+        const Right<T> y = this->packed(this->y, this->width);
+        this->blocks(this->col_steps & 1, [&](int i0, int rows) {
+            if (!this->stored) this->again(i0, rows);
+            T *c = this->rows_of_kernel(i0);
+            if (this->col_steps) row_step(i0, rows, c, first);
+            if (!args.drops) product<T, TIMES>(rows, this->cols, term, x_row(i0), this->width, 1, y, nullptr, c, this->ld);
+            else gradient_under_dropout(i0, rows, c, y);
+            for (int i = 0; args.l2 && i < rows; i++) {
+                const T one = 1;
+                add(1, &one, c + (size_t)i * this->ld, this->ld, sum, this->cols);
+            }
+            if (args.d_bias) put_bias(i0, rows, c);
+            queries(i0, rows, c);
+            product<T, ADD>(this->live_m, this->dp, rows, c, 1, this->ld, this->plain(this->q + (size_t)i0 * this->dp, this->dp), nullptr, grad, this->dp);
+        });
+        this->gather(this->part, this->mp, this->s, this->cols);
+        this->gather(this->grad, (size_t)this->mp * this->dp, this->grad, this->cols * this->dp);
+    }
+    // Dropout multiplies what comes from the values, not what comes from the steps.
+    void gradient_under_dropout(int i0, int rows, T *c, Right<T> y) {
+        const int steps = term - this->ep;
+        this->drop_rows(i0, rows);
+        product<T, TIMES>(rows, this->cols, this->ep, x_row(i0), this->width, 1, y, nullptr, this->drop, this->ld);
+        const Right<T> rest{y.base + (size_t)this->ep * PANEL<T>, y.stride, y.ld};
+        product<T, ADD>(rows, this->cols, steps, x_row(i0) + this->ep, this->width, 1, rest, nullptr, this->drop, this->ld);
+        for (int i = 0; i < rows; i++) multiply(c + (size_t)i * this->ld, this->drop + (size_t)i * this->ld, this->cols);
+    }
+    void put_bias(int i0, int rows, const T *c) const {
+        T *d_bias = (T *)this->args.d_bias + (size_t)this->index * this->n * this->m;
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < this->live_m; j++) d_bias[(size_t)this->row_at[i0 + i] * this->m + this->col_at[j]] = c[(size_t)i * this->ld + j];
+    }
+    void queries(int i0, int rows, const T *c) const {
+        constexpr int SOME = 8 * MR;
+        alignas(64) T some[SOME * 256];
+        T *d_query = (T *)this->args.d_query + (size_t)this->index * this->n * this->d;
+        const int most = std::max(1, std::min(SOME, SOME * 256 / this->dp / MR * MR));
+        for (int i = 0; i < rows; i += most) {
+            const int count = std::min(most, rows - i);
+            product<T, SET>(count, this->dp, this->cols, c + (size_t)i * this->ld, this->ld, 1, this->plain(this->k, this->dp), nullptr, some, this->dp);
+            for (int r = 0; r < count; r++)
+                for (int f = 0; f < this->d; f++) d_query[(size_t)this->row_at[i0 + i + r] * this->d + f] = (T)this->args.scale * some[(size_t)r * this->dp + f];
+        }
+    }
+    void finish() {
+        const auto &args = this->args;
+        T *d_key = (T *)args.d_key + (size_t)this->index * this->m * this->d;
+        int from, to;
+        this->team.share(this->live_m, from, to);
+        for (int j = from; j < to; j++)
+            for (int f = 0; f < this->d; f++) {
+                T g = this->grad[(size_t)j * this->dp + f];
+                if (args.l2) g -= (T)args.scale * this->s[j] * this->k[(size_t)j * this->dp + f];
+                d_key[(size_t)this->col_at[j] * this->d + f] = g;
+            }
+        T *mine = this->tops + (size_t)this->team.id * (args.n_iters + 4);
+        mine[0] = d_tau;
+        mine[1] = left;
+        mine[2] = right;
+        this->team.barrier();
+        if (this->team.id == 0) conclude();
+        this->team.barrier();
+    }
+    // Where the kernel is zero the product of two large factors would still overflow: 0 · inf. NaN is not safe either.
+    void conclude() {
+        T d_tau = 0, left = 0, right = 0;
+        for (int t = 0; t < this->team.size; t++) {
+            const T *each = this->tops + (size_t)t * (this->args.n_iters + 4);
+            d_tau += each[0];
+            left = bigger(left, each[1]);
+            right = bigger(right, each[2]);
+        }
+        ((T *)this->args.d_tau)[this->index] = d_tau;
+        this->args.safe[this->index] = left * right * term < std::numeric_limits<T>::max() / 4;
+    }
+    static T bigger(T a, T b) { return a != a || b <= a ? a : b; }  // NaN stays
+};
+}  // namespace ISA

@@ -1,0 +1,137 @@
+// The forward pass of a head.
+#pragma once
+#include "attention.h"
+
+namespace ISA {
+
+template <class T> struct Forward : Head<T> {
+    using Head<T>::Head;
+
+    void run(int64_t head) {
+        this->enter(head);
+        if (this->team.id == 0 && (this->live_n < this->n || this->live_m < this->m)) clear();
+        this->team.barrier();
+        if (!this->live_n) return;
+        first_pass();
+        for (int step = 1; step < this->args.n_iters; step += 2) {
+            column_step(step / 2);
+            pass(step / 2 + 1, step + 1 < this->args.n_iters, step + 2 >= this->args.n_iters);
+        }
+        if (this->team.id == 0) this->args.safe[this->index] = safe();
+        this->team.barrier();
+    }
+    // Whether max u · max v stayed in range at every step. NaN did not.
+    bool safe() const {
+        const T low = sizeof(T) == 4 ? (T)1e-30 : (T)1e-280;
+        T u = 0, v = 1;
+        for (int step = 0; step < this->args.n_iters; step++) {
+            T &top = step % 2 ? v : u;
+            top = 0;
+            for (int t = 0; t < this->team.size; t++) {
+                const T share = this->tops[t * (this->args.n_iters + 4) + step];
+                top = share <= top ? top : share;
+                if (share != share) return false;
+            }
+            if (!(u * v > low && u * v < 1 / low)) return false;
+        }
+        return true;
+    }
+    void note(int step, const T *scalings, int from, int to) {
+        this->tops[this->team.id * (this->args.n_iters + 4) + step] = largest(scalings + from, std::max(0, to - from));
+    }
+    void note_rows(int step) {
+        int from, to;
+        this->team.share(this->live_n, from, to);
+        note(step, this->u, from, to);
+    }
+
+    void clear() {
+        const auto &args = this->args;
+        std::memset((T *)args.out + (size_t)this->index * args.n * args.e, 0, sizeof(T) * args.n * args.e);
+        std::memset(this->saved(args.u, this->rows_steps, 0, this->n), 0, sizeof(T) * this->rows_steps * args.n);
+        std::memset((T *)args.s + (size_t)this->index * this->col_steps * this->m, 0, sizeof(T) * this->col_steps * args.m);
+        std::memset(this->saved(args.r, 1, 0, this->n), 0, sizeof(T) * args.n);
+        args.safe[this->index] = 1;
+    }
+    // Scores, exponentials, iterations 1 and 2; with one iteration, the output too.
+    void first_pass() {
+        const bool only = this->args.n_iters == 1;
+        T *sum = this->own_part();
+        std::fill(sum, sum + this->cols, (T)0);
+        for (int j = 0; j < this->cols; j++) this->vv[j] = 1;
+        this->blocks(false, [&](int i0, int rows) {
+            this->scores(i0, rows);
+            T *c = this->rows_of_kernel(i0);
+            for (int i = 0; i < rows; i++) {
+                T *row = c + (size_t)i * this->ld;
+                const T top = row_max(row, this->cols);
+                this->saved(this->args.r, 1, 0, this->n)[this->row_at[i0 + i]] = top;
+                this->u[i0 + i] = 1 / exponentiate(row, top, this->cols);
+            }
+            keep_u(0, i0, rows);
+            if (only) output(i0, rows);
+            else add(rows, this->u + i0, c, this->ld, sum, this->cols);
+        });
+        note_rows(0);
+        if (!only) this->gather(this->part, this->mp, this->s, this->cols);
+        else this->team.barrier();
+    }
+    void keep_u(int step, int i0, int rows) {
+        T *u = this->saved(this->args.u, this->rows_steps, step, this->n);
+        for (int i = i0; i < i0 + rows; i++) u[this->row_at[i]] = this->u[i];
+    }
+    // v from the column sums, and the values times v where the next pass is the last.
+    void column_step(int step) {
+        T *s = this->saved(this->args.s, this->col_steps, step, this->m);
+        int from, to;
+        this->share_columns(from, to);
+        const bool last = step + 1 == this->col_steps;
+        for (int j = from; j < to; j++) {
+            const bool live = j < this->live_m;
+            if (live) s[this->col_at[j]] = this->s[j];
+            this->vv[j] = live ? this->scaling(this->s[j]) : 0;
+            if (last) for (int c = 0; c < this->ep; c++) this->v[(size_t)j * this->ep + c] *= this->vv[j];
+        }
+        note(2 * step + 1, this->vv, from, to);
+        this->team.barrier();
+    }
+    // A row step, and the next column sums or the output.
+    void pass(int step, bool row_step, bool last) {
+        T *sum = this->own_part();
+        std::fill(sum, sum + this->cols, (T)0);
+        this->blocks(step & 1, [&](int i0, int rows) {
+            if (!this->stored) this->again(i0, rows);
+            const T *c = this->rows_of_kernel(i0);
+            if (row_step) {
+                for (int i = 0; i < rows; i += 8) {
+                    const int some = std::min(8, rows - i);
+                    dot(some, c + (size_t)i * this->ld, this->ld, this->vv, this->u + i0 + i, this->cols);
+                    for (int r = i0 + i; r < i0 + i + some; r++) this->u[r] = 1 / this->u[r];
+                    if (!last) add(some, this->u + i0 + i, c + (size_t)i * this->ld, this->ld, sum, this->cols);
+                }
+                keep_u(step, i0, rows);
+            }
+            if (last) output(i0, rows);
+        });
+        if (row_step) note_rows(2 * step);
+        if (!last) this->gather(this->part, this->mp, this->s, this->cols);
+        else this->team.barrier();
+    }
+    void output(int i0, int rows) {
+        constexpr int SOME = 8 * MR;
+        const T *c = this->dropped(i0, rows);
+        T *out = (T *)this->args.out + (size_t)this->index * this->n * this->e;
+        alignas(64) T some[SOME * 256];
+        const int most = std::max(1, std::min(SOME, SOME * 256 / this->ep / MR * MR));
+        for (int i = 0; i < rows; i += most) {
+            const int count = std::min(most, rows - i);
+            product<T, SET>(count, this->ep, this->cols, c + (size_t)i * this->ld, this->ld, 1, this->plain(this->v, this->ep), nullptr, some, this->ep);
+            for (int r = 0; r < count; r++) {
+                T *to = out + (size_t)this->row_at[i0 + i + r] * this->e;
+                const T by = this->u[i0 + i + r];
+                for (int f = 0; f < this->e; f++) to[f] = by * some[(size_t)r * this->ep + f];
+            }
+        }
+    }
+};
+}  // namespace ISA

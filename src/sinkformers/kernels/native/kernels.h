@@ -1,0 +1,18 @@
+// What an instruction set offers to the library around it.
+#pragma once
+#include "arguments.h"
+#include <cstddef>
+
+// A member's part in a call: who it is, its team's workspace, and where the next head comes from.
+struct Share {
+    int id, size;
+    bool backward, stored;
+    char *workspace;
+    void (*wait)();
+    int64_t (*next)(void *queue);
+    void *queue;
+};
+struct Kernels {  // [0] float, [1] double
+    size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, bool stored);
+    void (*attention_heads[2])(const AttentionArguments &, const Share &);
+};

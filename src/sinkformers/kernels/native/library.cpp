@@ -1,0 +1,139 @@
+// The C interface: picks the instruction set, keeps the workspace, and deals heads to threads.
+#include "kernels.h"
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_thread_num() { return 0; }
+static int omp_get_num_threads() { return 1; }
+#endif
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+namespace baseline { extern const Kernels kernels; }
+#ifdef __x86_64__
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
+#endif
+
+namespace {
+int best_level() {
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+std::atomic<int> level{best_level()};
+const Kernels &chosen() {
+#ifdef __x86_64__
+    if (level == 2) return avx512::kernels;
+    if (level == 1) return avx2::kernels;
+#endif
+    return baseline::kernels;
+}
+
+// Fresh pages cost more than the passes do, so one workspace is kept between calls. A caller that finds it taken, by another
+// thread or by a thread that was lost in a fork, works in memory of its own.
+std::mutex taken;
+char *kept = nullptr;
+size_t kept_bytes = 0;
+const pid_t loaded_by = getpid();
+
+char *allocate(size_t bytes) {
+    void *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+#ifdef MADV_HUGEPAGE
+    madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+    return (char *)p;
+}
+struct Workspace {
+    char *base;
+    size_t bytes;
+    bool shared;
+    explicit Workspace(size_t wanted) : bytes((wanted + (2 << 20) - 1) / (2 << 20) * (2 << 20)), shared(taken.try_lock()) {
+        if (!shared) { base = allocate(bytes); return; }
+        if (kept_bytes < bytes) {
+            if (kept) munmap(kept, kept_bytes);
+            kept = allocate(bytes);
+            kept_bytes = kept ? bytes : 0;
+        }
+        base = kept;
+    }
+    ~Workspace() {
+        if (shared) taken.unlock();
+        else if (base) munmap(base, bytes);
+    }
+};
+
+void wait_for_team() {
+#pragma omp barrier
+}
+struct Counter { std::atomic<int64_t> at; int64_t end; };
+int64_t take_next(void *queue) {
+    Counter &counter = *(Counter *)queue;
+    const int64_t at = counter.at.fetch_add(1);
+    return at < counter.end ? at : -1;
+}
+struct Sequence { int64_t at, end; };
+int64_t step_next(void *queue) {
+    Sequence &sequence = *(Sequence *)queue;
+    return sequence.at < sequence.end ? sequence.at++ : -1;
+}
+
+// Without OpenMP there is one thread, and no team survives a fork.
+int team_size(int64_t wanted) {
+#ifdef _OPENMP
+    return getpid() == loaded_by ? (int)std::max<int64_t>(1, wanted) : 1;
+#else
+    return 1;
+#endif
+}
+
+// Heads are dealt to threads while each can hold its kernel; what is left over, or too large, a team shares.
+int attention(const AttentionArguments &args, bool is_double, bool backward) {
+    const Kernels &use = chosen();
+    const int threads = team_size(args.threads);
+    const int64_t heads = args.batch * args.heads;
+    const size_t matrix = (size_t)args.n * args.m * (is_double ? 8 : 4);
+    const bool alone_fits = matrix * threads <= (size_t)args.workspace, shared_fits = matrix <= (size_t)args.workspace;
+    const int64_t alone = !alone_fits ? 0 : threads == 1 ? heads : heads / threads * threads;
+    const size_t alone_bytes = alone ? use.attention_bytes[is_double](args, 1, backward, true) : 0;
+    const size_t shared_bytes = alone < heads ? use.attention_bytes[is_double](args, threads, backward, shared_fits) : 0;
+    Workspace workspace(std::max(alone_bytes * threads, shared_bytes));
+    if (!workspace.base) return 1;
+    Counter counter{{0}, alone};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const int id = omp_get_thread_num(), size = omp_get_num_threads();
+        if (alone) use.attention_heads[is_double](args, {0, 1, backward, true, workspace.base + id * alone_bytes, nullptr, take_next, &counter});
+        if (alone < heads) {
+#pragma omp barrier
+            Sequence rest{alone, heads};
+            use.attention_heads[is_double](args, {id, size, backward, shared_fits, workspace.base, wait_for_team, step_next, &rest});
+        }
+    }
+    return 0;
+}
+}  // namespace
+
+extern "C" {
+EXPORT int sinkformers_attention_forward(const AttentionArguments *args, int is_double) { return attention(*args, is_double, false); }
+EXPORT int sinkformers_attention_backward(const AttentionArguments *args, int is_double) { return attention(*args, is_double, true); }
+EXPORT int sinkformers_level() { return level; }
+EXPORT int sinkformers_set_level(int wanted) { return level = wanted < best_level() ? wanted : best_level(); }
+EXPORT void sinkformers_release() {
+    if (!taken.try_lock()) return;
+    if (kept) munmap(kept, kept_bytes);
+    kept = nullptr;
+    kept_bytes = 0;
+    taken.unlock();
+}
+}

@@ -1,0 +1,113 @@
+// What is done to rows of the kernel between the products: exponentials, and the two halves of an iteration.
+#pragma once
+#include "simd.h"
+
+namespace ISA {
+
+// The largest of a row, NaN or not; a NaN shows in the sum of exponentials.
+template <class T> static T row_max(const T *x, int cols) {
+    Vec<T> top = splat(-std::numeric_limits<T>::infinity());
+    for (int j = 0; j < cols; j += LANES<T>) top = larger<T>(load(x + j), top);
+    T best = top[0];
+    for (int l = 1; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
+    return best;
+}
+// x = exp(x − shift) in place; returns the sum.
+template <class T> static T exponentiate(T *x, T shift, int cols) {
+    Vec<T> sum = {}, more = {};
+    const Vec<T> by = splat(shift);
+    int j = 0;
+    for (; j + 2 * LANES<T> <= cols; j += 2 * LANES<T>) {
+        const Vec<T> y = exponential(load(x + j) - by), z = exponential(load(x + j + LANES<T>) - by);
+        store(x + j, y);
+        store(x + j + LANES<T>, z);
+        sum += y;
+        more += z;
+    }
+    for (; j < cols; j += LANES<T>) {
+        const Vec<T> y = exponential(load(x + j) - by);
+        store(x + j, y);
+        sum += y;
+    }
+    return total<T>(sum + more);
+}
+// out[i] = row i · v, several rows at once, so that v is loaded once for all of them.
+template <class T, int R> static void dot_rows(const T *a, size_t ld, const T *v, T *out, int cols) {
+    Vec<T> sum[R] = {};
+    for (int j = 0; j < cols; j += LANES<T>) {
+        const Vec<T> x = load(v + j);
+        FLATTEN for (int i = 0; i < R; i++) sum[i] += load(a + i * ld + j) * x;
+    }
+    FLATTEN for (int i = 0; i < R; i++) out[i] = total<T>(sum[i]);
+}
+// y += Σ w[i] · row i.
+template <class T, int R> static void add_rows(const T *w, const T *a, size_t ld, T *y, int cols) {
+    Vec<T> by[R];
+    FLATTEN for (int i = 0; i < R; i++) by[i] = splat(w[i]);
+    for (int j = 0; j < cols; j += LANES<T>) {
+        Vec<T> sum = by[0] * load(a + j);
+        FLATTEN for (int i = 1; i < R; i++) sum += by[i] * load(a + i * ld + j);
+        store(y + j, load(y + j) + sum);
+    }
+}
+template <class T> static void dot(int rows, const T *a, size_t ld, const T *v, T *out, int cols) {
+    int i = 0;
+    for (; i + 4 <= rows; i += 4) dot_rows<T, 4>(a + i * ld, ld, v, out + i, cols);
+    for (; i < rows; i++) dot_rows<T, 1>(a + i * ld, ld, v, out + i, cols);
+}
+template <class T> static void add(int rows, const T *w, const T *a, size_t ld, T *y, int cols) {
+    int i = 0;
+    for (; i + 8 <= rows; i += 8) add_rows<T, 8>(w + i, a + i * ld, ld, y, cols);
+    for (; i + 4 <= rows; i += 4) add_rows<T, 4>(w + i, a + i * ld, ld, y, cols);
+    for (; i < rows; i++) add_rows<T, 1>(w + i, a + i * ld, ld, y, cols);
+}
+template <class T> static void multiply(T *x, const T *y, size_t count) {
+    for (size_t j = 0; j < count; j += LANES<T>) store(x + j, load(x + j) * load(y + j));
+}
+template <class T> static T dot_plain(const T *x, const T *y, int count) {
+    Vec<T> sum = {};
+    int c = 0;
+    for (; c + LANES<T> <= count; c += LANES<T>) sum += load(x + c) * load(y + c);
+    T s = total<T>(sum);
+    for (; c < count; c++) s += x[c] * y[c];
+    return s;
+}
+// The largest absolute value, NaN if there is one.
+template <class T> static T largest(const T *x, size_t count) {
+    Vec<T> top = {}, sum = {};
+    size_t j = 0;
+    for (; j + LANES<T> <= count; j += LANES<T>) {
+        const Vec<T> y = load(x + j), size = y < Vec<T>{} ? -y : y;
+        top = larger<T>(size, top);
+        sum += y - y;  // NaN, and infinity, leave their mark
+    }
+    T best = 0, mark = total<T>(sum);
+    for (int l = 0; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
+    for (; j < count; j++) {
+        const T size = std::fabs(x[j]);
+        best = size > best ? size : best;
+        mark += x[j] - x[j];
+    }
+    return mark == 0 ? best : std::numeric_limits<T>::quiet_NaN();
+}
+
+// Dropout: every entry has its own hash of (seed, head, row, column), so that backward, other thread counts and other
+// backends draw the same.
+static inline uint32_t mix(uint32_t x) {
+    x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+    return x;
+}
+struct Dropout {
+    uint32_t key;
+    uint32_t below;
+    double keep;
+    Dropout(uint64_t seed, int64_t head, double p) : key(mix(mix(mix((uint32_t)seed) ^ (uint32_t)(seed >> 32)) + (uint32_t)head * 0x9E3779B9u)), below((uint32_t)std::min(4294967295.0, std::floor(p * 4294967296.0))), keep(p < 1 ? 1 / (1 - p) : 0) {}
+    // out = 0 or 1/(1 − p) for one row; columns as they stand in the original matrix.
+    template <class T> void row(int64_t i, const int32_t *column, int live, int cols, T *out) const {
+        const uint32_t at = mix(key + (uint32_t)i * 0x85EBCA6Bu);
+        const T value = (T)keep;
+        for (int j = 0; j < live; j++) out[j] = mix(at + (uint32_t)column[j] * 0xC2B2AE35u) < below ? (T)0 : value;
+        for (int j = live; j < cols; j++) out[j] = 0;
+    }
+};
+}  // namespace ISA

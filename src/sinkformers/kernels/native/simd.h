@@ -1,0 +1,166 @@
+// Vectors, exp, and the one matrix product that everything is made of. Compiled once per instruction set: the including
+// file sets VECTOR_BYTES and the namespace, and the compiler's vector extensions do the rest on any processor.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#define FLATTEN _Pragma("GCC unroll 16")
+
+namespace ISA {
+
+template <class T> struct Simd;
+template <> struct Simd<float> {
+    typedef float V __attribute__((vector_size(VECTOR_BYTES)));
+    typedef float Loose __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+    typedef int32_t I __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint32_t U __attribute__((vector_size(VECTOR_BYTES)));
+};
+template <> struct Simd<double> {
+    typedef double V __attribute__((vector_size(VECTOR_BYTES)));
+    typedef double Loose __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+    typedef int64_t I __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint64_t U __attribute__((vector_size(VECTOR_BYTES)));
+};
+template <class T> using Vec = typename Simd<T>::V;
+template <class T> constexpr int LANES = VECTOR_BYTES / sizeof(T);
+// A tile is MR rows by NV vectors of accumulators: as many as the registers hold.
+constexpr int MR = 6, NV = VECTOR_BYTES == 64 ? 4 : 2;
+template <class T> constexpr int PANEL = NV * LANES<T>;
+// Columns are filled up to whole vectors, and to fours, which is how they are transposed.
+template <class T> constexpr int COLUMNS = LANES<T> < 4 ? 4 : LANES<T>;
+
+template <class T> static inline Vec<T> load(const T *p) { return *(const typename Simd<T>::Loose *)p; }
+template <class T> static inline void store(T *p, Vec<T> x) { *(typename Simd<T>::Loose *)p = x; }
+template <class T> static inline Vec<T> splat(T x) { return Vec<T>{} + x; }
+template <class T> static inline Vec<T> larger(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
+template <class T> static inline T total(Vec<T> x) {
+    T s = 0;
+    for (int l = 0; l < LANES<T>; l++) s += x[l];
+    return s;
+}
+static inline int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+// Four rows of `count` features become columns j to j + 3 of a matrix with rows `ld` apart.
+static inline void transpose_four(const float *const *rows, int count, float *to, size_t ld) {
+    typedef float Four __attribute__((vector_size(16)));
+    typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
+    typedef int32_t At __attribute__((vector_size(16)));
+    int c = 0;
+    for (; c + 4 <= count; c += 4) {
+        const Four p = *(const Loose *)(rows[0] + c), q = *(const Loose *)(rows[1] + c), r = *(const Loose *)(rows[2] + c), s = *(const Loose *)(rows[3] + c);
+        const Four pq = __builtin_shuffle(p, q, At{0, 4, 1, 5}), rs = __builtin_shuffle(r, s, At{0, 4, 1, 5});
+        const Four pq2 = __builtin_shuffle(p, q, At{2, 6, 3, 7}), rs2 = __builtin_shuffle(r, s, At{2, 6, 3, 7});
+        *(Loose *)(to + c * ld) = __builtin_shuffle(pq, rs, At{0, 1, 4, 5});
+        *(Loose *)(to + (c + 1) * ld) = __builtin_shuffle(pq, rs, At{2, 3, 6, 7});
+        *(Loose *)(to + (c + 2) * ld) = __builtin_shuffle(pq2, rs2, At{0, 1, 4, 5});
+        *(Loose *)(to + (c + 3) * ld) = __builtin_shuffle(pq2, rs2, At{2, 3, 6, 7});
+    }
+    for (; c < count; c++)
+        for (int j = 0; j < 4; j++) to[c * ld + j] = rows[j][c];
+}
+static inline void transpose_four(const double *const *rows, int count, double *to, size_t ld) {
+    for (int c = 0; c < count; c++)
+        for (int j = 0; j < 4; j++) to[c * ld + j] = rows[j][c];
+}
+
+// exp for arguments up to 0: within 2 ulp, an exact zero where the result would be denormal, NaN for NaN.
+static inline Vec<float> exponential(Vec<float> x) {
+    const Vec<float> magic = splat(12582912.f), t = x * splat(1.44269504f) + magic, k = t - magic;
+    const Vec<float> r = (x - k * splat(0.693359375f)) + k * splat(2.12194440e-4f);
+    Vec<float> p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * r * r + r + splat(1.f);
+    const Vec<float> y = p * (Vec<float>)(((Simd<float>::I)t + 127) << 23);
+    return x < splat(-87.f) ? Vec<float>{} : y;
+}
+static inline Vec<double> exponential(Vec<double> x) {
+    const Vec<double> magic = splat(6755399441055744.0), t = x * splat(1.4426950408889634074) + magic, k = t - magic;
+    const Vec<double> r = (x - k * splat(6.93145751953125e-1)) - k * splat(1.42860682030941723212e-6);
+    Vec<double> p = splat(1.0 / 6227020800.0);
+    constexpr double inverse_factorial[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                                            1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0};
+    FLATTEN for (double c : inverse_factorial) p = p * r + splat(c);
+    const Vec<double> y = p * (Vec<double>)(((Simd<double>::I)t + 1023) << 52);
+    return x < splat(-708.0) ? Vec<double>{} : y;
+}
+
+// What a tile starts from and what becomes of it.
+enum Mode { SET, ADD, TIMES };  // c = ab (+ start), c += ab, c *= ab
+
+// c[MR×NV vectors] from a (element (i, k) at a[i·rs + k·cs]) and b (row k at b + k·ldb).
+template <class T, int R, int C, Mode mode>
+static void tile(int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, T *c, size_t ldc) {
+    constexpr int L = LANES<T>;
+    Vec<T> acc[R][C];
+    FLATTEN for (int i = 0; i < R; i++)
+        FLATTEN for (int j = 0; j < C; j++)
+            acc[i][j] = mode == ADD ? load(c + i * ldc + j * L) : mode == SET && start ? load(start + j * L) : Vec<T>{};
+    for (int k = 0; k < depth; k++, a += cs, b += ldb) {
+        Vec<T> row[C];
+        FLATTEN for (int j = 0; j < C; j++) row[j] = load(b + j * L);
+        FLATTEN for (int i = 0; i < R; i++) {
+            const Vec<T> x = splat(a[i * rs]);
+            FLATTEN for (int j = 0; j < C; j++) acc[i][j] += x * row[j];
+        }
+    }
+    FLATTEN for (int i = 0; i < R; i++)
+        FLATTEN for (int j = 0; j < C; j++)
+            store(c + i * ldc + j * L, mode == TIMES ? acc[i][j] * load(c + i * ldc + j * L) : acc[i][j]);
+}
+template <class T, Mode mode, int C>
+static void tile_rows(int rows, int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, T *c, size_t ldc) {
+    switch (rows) {
+    case 1: return tile<T, 1, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
+    case 2: return tile<T, 2, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
+    case 3: return tile<T, 3, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
+    case 4: return tile<T, 4, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
+    case 5: return tile<T, 5, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
+    default: return tile<T, 6, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
+    }
+}
+
+// The right-hand side of a product: panels of PANEL columns, `stride` apart, rows `ld` apart within one. A row-major
+// matrix is {p, PANEL, its own ld}; one packed in panels keeps a short ld, which the caches like.
+template <class T> struct Right {
+    const T *base;
+    size_t stride, ld;
+};
+
+// c (rows × cols, cols a multiple of the lanes) from a and b over `depth`. Long sums go in slices that stay in cache.
+template <class T, Mode mode>
+static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t cs, Right<T> b, const T *start, T *c, size_t ldc) {
+    constexpr int P = PANEL<T>, SLICE = 192;
+    for (int j = 0; j < cols; j += P) {
+        const int vectors = std::min(P, cols - j) / LANES<T>;
+        for (int k = 0; k < depth || (k == 0 && depth == 0); k += SLICE) {
+            const int part = mode == TIMES ? depth : std::min(SLICE, depth - k);
+            const T *right = b.base + (j / P) * b.stride + k * b.ld;
+            for (int i = 0; i < rows; i += MR) {
+                const int some = std::min(MR, rows - i);
+                const T *left = a + i * rs + k * cs;
+                T *out = c + i * ldc + j;
+                const T *from = start ? start + j : nullptr;
+#define TILE(C)                                                                                                  \
+    (mode == SET && k ? tile_rows<T, ADD, C>(some, part, left, rs, cs, right, b.ld, from, out, ldc)              \
+                      : tile_rows<T, mode, C>(some, part, left, rs, cs, right, b.ld, from, out, ldc))
+                switch (vectors) {
+                case 1: TILE(1); break;
+                case 2: TILE(2); break;
+                case 3: TILE(NV < 3 ? 2 : 3); break;
+                default: TILE(NV < 4 ? 2 : 4); break;
+                }
+#undef TILE
+            }
+            if (mode == TIMES) break;
+        }
+    }
+}
+}  // namespace ISA

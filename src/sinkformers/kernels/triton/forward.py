@@ -1,0 +1,142 @@
+"""The steps of the forward pass: one kernel a normalisation, and none of them writes a matrix.
+
+A row step is a log-sum-exp of `C + g` along keys, a column step one of `C + f` along queries; both make the scores
+again, tile by tile, from the tokens. Programs own what they sum, so that nothing is added atomically and the same
+input gives the same bits. The last pass is a row step too, and carries the product with the values along.
+"""
+
+import triton
+import triton.language as tl
+
+from sinkformers.kernels.triton.dropout import kept
+from sinkformers.kernels.triton.operands import block, entries_taking_part, score_tile, taking_part, tokens
+
+
+@triton.jit
+def vector(table, head, steps, step, index, count):
+    """Entries of row `step` of a table (heads, steps, count); zero before the first step and beyond the end."""
+    at = table + (head.to(tl.int64) * steps + step) * count + index
+    return tl.load(at, mask=(index < count) & (tl.zeros_like(index) <= step), other=0.0)
+
+
+@triton.jit
+def relaxation(tau, head):
+    """How far this matrix's columns are pulled towards their target: 1, all the way, without `tau`."""
+    strength = 1.0
+    if tau is not None:
+        strength = tl.load(tau + head)
+    return strength
+
+
+@triton.jit
+def fold(x, top, total, AXIS: tl.constexpr):
+    """A running log-sum-exp along an axis: the maximum so far, and the sum relative to it."""
+    highest = tl.maximum(top, tl.max(x, AXIS))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp(x - tl.expand_dims(shift, AXIS))
+    rescale = tl.exp(top - shift)
+    return weights, rescale, highest, total * rescale + tl.sum(weights, AXIS)
+
+
+@triton.jit
+def logarithm(top, total, alive):
+    """The log-sum-exp of lines that take part; 0 of the others."""
+    return tl.where(alive, top + tl.log(tl.where(alive, total, 1.0)), 0.0)
+
+
+@triton.jit
+def lines_left(mask, left, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Which rows (heads, n) have an entry left: the columns' turn comes with the transposed mask."""
+    head, i = block(mask.n, ROWS)
+    row = taking_part(mask.rows, head, i, mask.n)
+    found = tl.zeros([ROWS], tl.int32)
+    for start in range(0, mask.m, COLS):
+        j = start + tl.arange(0, COLS)
+        col = taking_part(mask.cols, head, j, mask.m)
+        alive, _ = entries_taking_part(mask, head, i, j, row, col)
+        found = tl.maximum(found, tl.max(alive.to(tl.int32), 1))
+    tl.store(left + head.to(tl.int64) * mask.n + i, found != 0, mask=i < mask.n)
+
+
+@triton.jit(do_not_specialize=["half"])
+def row_step(
+    query, key, mask, f, excess, tau, half, n_rows, n_cols, scale, d,
+    L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """`f = −LSE_j(C + g)`."""
+    head, i = block(mask.n, ROWS)
+    row = taking_part(mask.rows, head, i, mask.n)
+    q = tokens(query, mask.lead, head, i, row, d, D)
+    strength = relaxation(tau, head)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, mask.m, COLS):
+        j = start + tl.arange(0, COLS)
+        col = taking_part(mask.cols, head, j, mask.m)
+        k = tokens(key, mask.lead, head, j, col, d, D)
+        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        g = -strength * vector(excess, head, n_cols, half - 1, j, mask.m)
+        _, _, top, total = fold(scores + g[None, :], top, total, 1)
+    at = f + (head.to(tl.int64) * n_rows + half) * mask.n + i
+    tl.store(at, -logarithm(top, total, row), mask=i < mask.n)
+
+
+@triton.jit(do_not_specialize=["half"])
+def col_step(
+    query, key, mask, f, excess, log_rho, half, n_rows, n_cols, scale, d,
+    L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """`excess = LSE_i(C + f) − log ρ`: how far the columns' sums are from their target."""
+    head, j = block(mask.m, COLS)
+    col = taking_part(mask.cols, head, j, mask.m)
+    k = tokens(key, mask.lead, head, j, col, d, D)
+    top = tl.full([COLS], float("-inf"), tl.float32)
+    total = tl.zeros([COLS], tl.float32)
+    for start in range(0, mask.n, ROWS):
+        i = start + tl.arange(0, ROWS)
+        row = taking_part(mask.rows, head, i, mask.n)
+        q = tokens(query, mask.lead, head, i, row, d, D)
+        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        _, _, top, total = fold(scores + vector(f, head, n_rows, half, i, mask.n)[:, None], top, total, 0)
+    away = tl.where(col, logarithm(top, total, col) - tl.load(log_rho + head), 0.0)
+    tl.store(excess + (head.to(tl.int64) * n_cols + half) * mask.m + j, away, mask=j < mask.m)
+
+
+@triton.jit
+def last_step(
+    query, key, value, mask, f, excess, tau, dropout, out, n_rows, n_cols, scale, d, e,
+    ROWS_LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """`exp(C + f + g) @ V`. Where rows come last, their `f` is what this pass sums up; else it is known."""
+    head, i = block(mask.n, ROWS)
+    row = taking_part(mask.rows, head, i, mask.n)
+    q = tokens(query, mask.lead, head, i, row, d, D)
+    strength = relaxation(tau, head)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    summed = tl.zeros([ROWS, E], tl.float32)
+    for start in range(0, mask.m, COLS):
+        j = start + tl.arange(0, COLS)
+        col = taking_part(mask.cols, head, j, mask.m)
+        k = tokens(key, mask.lead, head, j, col, d, D)
+        v = tokens(value, mask.lead, head, j, col, e, E)
+        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        g = -strength * vector(excess, head, n_cols, n_cols - 1, j, mask.m)
+        # Relative to the row's maximum no weight exceeds 1, in half precision either, whatever the column sums are.
+        weights, rescale, top, total = fold(scores + g[None, :], top, total, 1)
+        if dropout is not None:
+            weights = tl.where(kept(dropout, head, i, j), weights, 0.0)
+        summed = summed * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    if ROWS_LAST:
+        at = f + (head.to(tl.int64) * n_rows + n_rows - 1) * mask.n + i
+        tl.store(at, -logarithm(top, total, row), mask=i < mask.n)
+        factor = 1.0 / tl.where(row, total, 1.0)
+    else:
+        factor = tl.exp(tl.where(row, top, 0.0) + vector(f, head, n_rows, n_rows - 1, i, mask.n))
+    if dropout is not None:
+        factor *= dropout.scale
+    feature = tl.arange(0, E)
+    at = out + (head.to(tl.int64) * mask.n + i)[:, None] * e + feature[None, :]
+    result = tl.where(row[:, None], summed * factor[:, None], 0.0)
+    tl.store(at, result.to(out.dtype.element_ty), mask=(i < mask.n)[:, None] & (feature < e)[None, :])
