@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import oracle
 from sinkformers import sinkhorn_attention
 
-BACKENDS = ["torch", "reference"]
+BACKENDS = ["torch", "native", "reference"]
 
 
 def tokens(*lead, n=13, m=17, d=5, e=7, dtype=torch.float64, grad=True):

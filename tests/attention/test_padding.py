@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import oracle
 from sinkformers import sinkhorn_attention
 
-BACKENDS = ["auto", "torch", "reference"]
+BACKENDS = ["auto", "torch", "native", "reference"]
 N_ITERS = [1, 2, 3, 21]
 
 

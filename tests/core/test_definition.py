@@ -8,7 +8,7 @@ import oracle
 from comparison import compare
 from sinkformers import sinkhorn
 
-BACKENDS = ["torch", "reference"]
+BACKENDS = ["torch", "native", "reference"]
 
 
 @pytest.mark.parametrize("shape", [(13, 7), (7, 13), (2, 3, 11, 11), (1, 1), (1, 5), (5, 1)])
@@ -47,7 +47,8 @@ def test_columns_far_below_their_rows(tau, n_iters, dtype):
     scores = torch.randn(19, 23, dtype=dtype)
     scores[:, 5] -= 200
     scores[:, 7] -= 900
-    compare(scores, n_iters, "torch", tau=tau)
+    for backend in ("torch", "native"):
+        compare(scores, n_iters, backend, tau=tau)
 
 
 def hub(n, dtype):
@@ -62,14 +63,16 @@ def hub(n, dtype):
 @pytest.mark.parametrize("n_iters", [21, 31, 51, 101])
 @pytest.mark.parametrize("n", [64, 512])
 def test_the_hub(n, n_iters, dtype):
-    compare(hub(n, dtype), n_iters, "torch")
+    for backend in ("torch", "native"):
+        compare(hub(n, dtype), n_iters, backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n_iters", [21, 31, 51, 101])
 def test_the_large_hub(n_iters, dtype):
-    compare(hub(2048, dtype), n_iters, "torch")
+    for backend in ("torch", "native"):
+        compare(hub(2048, dtype), n_iters, backend)
 
 
 def test_a_hub_disturbs_no_batch_mate():
@@ -77,17 +80,20 @@ def test_a_hub_disturbs_no_batch_mate():
     scores = torch.stack([gentle[0], hub(64, torch.float32), gentle[1], gentle[2]])
     together = sinkhorn(scores, n_iters=51)
     assert_close(together[[0, 2, 3]], sinkhorn(gentle, n_iters=51), atol=1e-6, rtol=0)
-    compare(scores, 51, "torch")
+    for backend in ("torch", "native"):
+        compare(scores, 51, backend)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "m", "n_iters"), [(9, 96, 51), (9, 96, 75), (16, 512, 51), (16, 512, 75), (96, 9, 51)])
 def test_rectangles(n, m, n_iters, dtype):
-    compare(3 * torch.randn(n, m, dtype=dtype), n_iters, "torch")
+    for backend in ("torch", "native"):
+        compare(3 * torch.randn(n, m, dtype=dtype), n_iters, backend)
 
 
 def test_a_very_tall_rectangle():
-    compare(torch.randn(20000, 8), 23, "torch")
+    for backend in ("torch", "native"):
+        compare(torch.randn(20000, 8), 23, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -8,7 +8,7 @@ import oracle
 from comparison import compare
 from sinkformers import sinkhorn, sinkhorn_limit
 
-BACKENDS = ["auto", "torch", "reference"]
+BACKENDS = ["auto", "torch", "native", "reference"]
 N_ITERS = [1, 2, 3, 4, 21]
 
 
@@ -88,7 +88,7 @@ def structured_masks(n):
 
 @pytest.mark.parametrize("name", structured_masks(13))
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 5, 21, 101])
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "native", "reference"])
 def test_masks_that_are_no_product(name, n_iters, backend):
     mask = structured_masks(13)[name]
     compare(torch.randn(2, 13, 13), n_iters, backend, mask=mask)

@@ -1,6 +1,7 @@
 """`sinkformers::normalize`: scores to weights as one operator, with its exact gradient as another.
 
-All tensors arrive with the leading axes of the scores or with ones in their place; `sinkhorn` sees to that.
+All tensors arrive with the leading axes of the scores or with ones in their place; `sinkhorn` sees to that. The native
+kernels serve where they can; a matrix whose scalings leave their range is done again in torch.
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from sinkformers.core import unrolled
+from sinkformers.core import backends, unrolled
 from sinkformers.core.kernel_domain import Steps
-from sinkformers.core.problem import pose, working_dtype
+from sinkformers.core.problem import Problem, pose, working_dtype
 from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
 
 # torch reads the operators' schemas from these annotations, and older versions know Optional only.
@@ -26,22 +27,97 @@ def step_outputs(like: Tensor, lead: Sequence[int], n: int, m: int, n_iters: int
     return (*vectors, like.new_empty(lead, dtype=torch.bool))
 
 
+def _keeps_nothing(backend: str, scores: Tensor, row_mass: Tensor | None, col_mass: Tensor | None) -> bool:
+    """Whether the kernel for tiny matrices serves, which makes the steps again in backward."""
+    tiny = max(scores.shape[-2:]) <= backends.native().TINY if backend == "native" else False
+    return tiny and row_mass is None and col_mass is None
+
+
+class _Case:
+    """A call as the native kernels take it; the problem in torch's terms is posed only where something needs it."""
+
+    def __init__(
+        self,
+        scores: Tensor,
+        mask: Tensor | None,
+        row_mass: Tensor | None,
+        col_mass: Tensor | None,
+        tau: Tensor | None,
+        n_iters: int,
+        tiny: bool,
+    ) -> None:
+        self.given, self.n_iters, self.tiny = (scores, mask, row_mass, col_mass), n_iters, tiny
+        dtype, lead = working_dtype(scores.dtype), scores.shape[:-2]
+        self.tau = None if tau is None else tau.to(scores.device, dtype)
+        weight = target = None
+        if row_mass is not None or col_mass is not None:
+            problem = self.problem()
+            scores, weight, target = problem.scores, problem.weight, problem.target
+        elif mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        each = None if self.tau is None else self.tau.expand(lead)
+        self.parts = [None if x is None else x.to(dtype).contiguous() for x in (scores, weight, target, each)]
+
+    def problem(self) -> Problem:
+        return pose(*self.given)
+
+    def select(self, which: Tensor) -> tuple[Problem, Tensor | None]:
+        return self.problem().select(which), self.tau if self.tau is None else self.tau.expand(which.shape)[which]
+
+    def forward(self) -> tuple[Tensor, Steps]:
+        weights, u, s, r, safe = backends.native().operator_forward(*self.parts, self.n_iters, tiny=self.tiny)
+        if not safe.all():
+            part, tau = self.select(~safe)
+            weights[~safe], _ = unrolled.forward(part, tau, self.n_iters)
+        return weights, Steps(u, s, r, r.new_zeros((*safe.shape, 0 if self.tiny else weights.shape[-1])), safe)
+
+    def backward(self, d_weights: Tensor, steps: Steps) -> tuple[Tensor, Tensor | None]:
+        saved = (steps.u, steps.s, steps.r)
+        grad, d_tau, safe = backends.native().operator_backward(
+            d_weights.contiguous(), *self.parts, self.n_iters, saved=saved, tiny=self.tiny
+        )
+        safe = safe & steps.safe
+        if not safe.all():
+            part, tau = self.select(~safe)
+            _, again = unrolled.forward(part, tau, self.n_iters)
+            weights, kernel = unrolled.reopen(part, tau, self.n_iters, again)
+            mended = unrolled.backward(part, tau, self.n_iters, again, kernel, weights, d_weights[~safe])
+            grad[~safe] = mended[0]
+            if mended[1] is not None:
+                d_tau[~safe] = mended[1]
+        return grad, d_tau
+
+
 @torch.library.custom_op("sinkformers::normalize", mutates_args=())
 @full_precision
 def normalize_operator(
-    scores: Tensor, mask: MaybeTensor, row_mass: MaybeTensor, col_mass: MaybeTensor, tau: MaybeTensor, n_iters: int
+    scores: Tensor,
+    mask: MaybeTensor,
+    row_mass: MaybeTensor,
+    col_mass: MaybeTensor,
+    tau: MaybeTensor,
+    n_iters: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    problem = pose(scores, mask, row_mass, col_mass)
-    tau = tau if tau is None else tau.to(problem.scores)
-    weights, steps = unrolled.forward(problem, tau, n_iters)
+    if backend == "native":
+        tiny = _keeps_nothing(backend, scores, row_mass, col_mass)
+        weights, steps = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny).forward()
+    else:
+        problem = pose(scores, mask, row_mass, col_mass)
+        weights, steps = unrolled.forward(problem, tau if tau is None else tau.to(problem.scores), n_iters)
     u, s, r, c, safe = (part.contiguous() for part in steps)
     return weights.to(scores.dtype), u, s, r, c, safe
 
 
 @normalize_operator.register_fake
-def _(scores, mask, row_mass, col_mass, tau, n_iters):
+def _(scores, mask, row_mass, col_mass, tau, n_iters, backend):
     *lead, n, m = scores.shape
-    return torch.empty_like(scores, memory_format=torch.contiguous_format), *step_outputs(scores, lead, n, m, n_iters)
+    weights = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    steps = step_outputs(scores, lead, n, m, n_iters)
+    if _keeps_nothing(backend, scores, row_mass, col_mass):
+        u, s, r, c, safe = steps
+        steps = (u[..., :0, :], s[..., :0, :], r[..., :0], c[..., :0], safe)
+    return weights, *(part.contiguous() for part in steps)
 
 
 @torch.library.custom_op("sinkformers::normalize_backward", mutates_args=())
@@ -59,33 +135,39 @@ def normalize_backward_operator(
     c: Tensor,
     safe: Tensor,
     n_iters: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
-    problem = pose(scores, mask, row_mass, col_mass)
-    tau = tau if tau is None else tau.to(problem.scores)
     steps = Steps(u, s, r, c, safe)
-    weights, kernel = unrolled.reopen(problem, tau, n_iters, steps)
-    d_weights = d_weights.to(weights.dtype, copy=True)
-    grad, d_tau = unrolled.backward(problem, tau, n_iters, steps, kernel, weights, d_weights)
+    d_weights = d_weights.to(r.dtype, copy=backend != "native")
+    if backend == "native":
+        tiny = _keeps_nothing(backend, scores, row_mass, col_mass)
+        grad, d_tau = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny).backward(d_weights, steps)
+    else:
+        problem = pose(scores, mask, row_mass, col_mass)
+        tau = tau if tau is None else tau.to(problem.scores)
+        weights, kernel = unrolled.reopen(problem, tau, n_iters, steps)
+        grad, d_tau = unrolled.backward(problem, tau, n_iters, steps, kernel, weights, d_weights)
     return grad.to(scores.dtype), r.new_zeros(safe.shape) if d_tau is None else d_tau
 
 
 @normalize_backward_operator.register_fake
-def _(d_weights, scores, mask, row_mass, col_mass, tau, u, s, r, c, safe, n_iters):
+def _(d_weights, scores, mask, row_mass, col_mass, tau, u, s, r, c, safe, n_iters, backend):
     return torch.empty_like(scores, memory_format=torch.contiguous_format), r.new_empty(safe.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.n_iters = inputs
+    *tensors, ctx.n_iters, ctx.backend = inputs
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, d_weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if d_weights is None:
-        return (None,) * 6
+        return (None,) * 7
     scores, mask, row_mass, col_mass, tau, *steps = ctx.saved_tensors
-    d_scores, d_tau = normalize_backward(d_weights, scores, mask, row_mass, col_mass, tau, *steps, ctx.n_iters)
-    return d_scores, None, None, None, reduce_to(d_tau, tau), None
+    settings = (ctx.n_iters, ctx.backend)
+    d_scores, d_tau = normalize_backward(d_weights, scores, mask, row_mass, col_mass, tau, *steps, *settings)
+    return d_scores, None, None, None, reduce_to(d_tau, tau), None, None
 
 
 def reduce_to(gradient: Tensor, tensor: Tensor | None) -> Tensor | None:

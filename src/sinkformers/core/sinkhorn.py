@@ -63,7 +63,7 @@ def sinkhorn(
     by_matrix = relaxation_tensor(relaxation, scores)
     if chosen == "reference":
         return reference_weights(pose(scores, mask, row_mass, col_mass), by_matrix, n_iters).to(scores.dtype)
-    return normalize(scores, mask, row_mass, col_mass, by_matrix, n_iters)[0]
+    return normalize(scores, mask, row_mass, col_mass, by_matrix, n_iters, chosen)[0]
 
 
 def check_problem(

@@ -7,30 +7,9 @@
 #pragma once
 #include "arguments.h"
 #include "rows.h"
+#include "team.h"
 
 namespace ISA {
-
-struct Team {
-    int id, size;
-    void (*wait)();
-    void barrier() const { if (size > 1) wait(); }
-    // The share [from, to) of a range that a member works on.
-    void share(int count, int &from, int &to, int unit = MR) const {
-        const int chunk = round_up((count + size - 1) / size, unit);
-        from = std::min(count, id * chunk);
-        to = std::min(count, from + chunk);
-    }
-};
-
-struct Arena {  // with a null base it only measures
-    char *base;
-    size_t used = 0;
-    template <class T> T *take(size_t count) {
-        const size_t at = used;
-        used += (count * sizeof(T) + 63) / 64 * 64;
-        return base ? (T *)(base + at) : nullptr;
-    }
-};
 
 template <class T> struct Head {
     const AttentionArguments &args;
@@ -197,7 +176,7 @@ template <class T> struct Head {
     // Scores and exponentials with known maxima: the kernel a second time.
     void again(int i0, int rows) {
         scores(i0, rows);
-        for (int i = 0; i < rows; i++) exponentiate(rows_of_kernel(i0) + (size_t)i * ld, ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], cols);
+        for (int i = 0; i < rows; i++) exponentiate(rows_of_kernel(i0) + (size_t)i * ld, rows_of_kernel(i0) + (size_t)i * ld, ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], cols);
     }
     template <class F> void blocks(bool back, F &&f) const {
         int from, to;
@@ -209,17 +188,6 @@ template <class T> struct Head {
         }
     }
     T *own_part() const { return part + (size_t)team.id * mp; }
-    // The members' shares of a sum, added up in their order.
-    void gather(const T *shares, size_t apart, T *sum, int count) const {
-        team.barrier();
-        const int chunk = (count + team.size - 1) / team.size, from = std::min(count, team.id * chunk), to = std::min(count, from + chunk);
-        for (int j = from; j < to; j++) {
-            T total = shares[j];
-            for (int t = 1; t < team.size; t++) total += shares[t * apart + j];
-            sum[j] = total;
-        }
-        team.barrier();
-    }
     T scaling(T sum) const {
         if (!relaxed) return rho / sum;
         return std::exp(tau * std::log(rho / sum));

@@ -85,8 +85,8 @@ template <class T> struct Backward : Head<T> {
             product<T, ADD>(this->live_m, this->ep, rows, c, 1, this->ld, this->plain(x_row(i0), this->width), nullptr, z, this->ep);
             if (ends_on_rows && this->col_steps) add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum, this->cols);
         });
-        this->gather(this->part, this->mp, this->s, this->cols);
-        this->gather(this->z, (size_t)this->mp * this->ep, this->z, this->cols * this->ep);
+        gather<T>(this->team, this->part, this->mp, this->s, this->cols);
+        gather<T>(this->team, this->z, (size_t)this->mp * this->ep, this->z, this->cols * this->ep);
     }
     // dV, the adjoint of the column potentials, and Y's first columns.
     void values(bool ends_on_rows) {
@@ -166,7 +166,7 @@ template <class T> struct Backward : Head<T> {
         });
         this->team.barrier();
         // dg replaces the sum it came from only once everybody is done with y.
-        this->gather(this->part, this->mp, this->s, this->cols);
+        gather<T>(this->team, this->part, this->mp, this->s, this->cols);
         int from, to;
         this->share_columns(from, to);
         for (int j = from; j < to; j++) this->dg[j] = -this->vprev[j] * this->s[j];
@@ -193,8 +193,8 @@ template <class T> struct Backward : Head<T> {
             queries(i0, rows, c);
             product<T, ADD>(this->live_m, this->dp, rows, c, 1, this->ld, this->plain(this->q + (size_t)i0 * this->dp, this->dp), nullptr, grad, this->dp);
         });
-        this->gather(this->part, this->mp, this->s, this->cols);
-        this->gather(this->grad, (size_t)this->mp * this->dp, this->grad, this->cols * this->dp);
+        gather<T>(this->team, this->part, this->mp, this->s, this->cols);
+        gather<T>(this->team, this->grad, (size_t)this->mp * this->dp, this->grad, this->cols * this->dp);
     }
     // Dropout multiplies what comes from the values, not what comes from the steps.
     void gradient_under_dropout(int i0, int rows, T *c, Right<T> y) {

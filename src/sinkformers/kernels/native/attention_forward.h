@@ -66,14 +66,14 @@ template <class T> struct Forward : Head<T> {
                 T *row = c + (size_t)i * this->ld;
                 const T top = row_max(row, this->cols);
                 this->saved(this->args.r, 1, 0, this->n)[this->row_at[i0 + i]] = top;
-                this->u[i0 + i] = 1 / exponentiate(row, top, this->cols);
+                this->u[i0 + i] = 1 / exponentiate(row, row, top, this->cols);
             }
             keep_u(0, i0, rows);
             if (only) output(i0, rows);
             else add(rows, this->u + i0, c, this->ld, sum, this->cols);
         });
         note_rows(0);
-        if (!only) this->gather(this->part, this->mp, this->s, this->cols);
+        if (!only) gather<T>(this->team, this->part, this->mp, this->s, this->cols);
         else this->team.barrier();
     }
     void keep_u(int step, int i0, int rows) {
@@ -114,7 +114,7 @@ template <class T> struct Forward : Head<T> {
             if (last) output(i0, rows);
         });
         if (row_step) note_rows(2 * step);
-        if (!last) this->gather(this->part, this->mp, this->s, this->cols);
+        if (!last) gather<T>(this->team, this->part, this->mp, this->s, this->cols);
         else this->team.barrier();
     }
     void output(int i0, int rows) {

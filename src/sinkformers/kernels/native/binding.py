@@ -39,6 +39,14 @@ class _Attention(ctypes.Structure):
     ]
 
 
+class _Operator(ctypes.Structure):
+    _fields_ = [
+        *((name, _int) for name in ["batch", "n", "m", "n_iters", "threads"]),
+        *((name, _pointer) for name in ["scores", "row_weight", "col_target", "tau", "d_weights"]),
+        *((name, _pointer) for name in ["weights", "u", "s", "r", "safe", "d_scores", "d_tau"]),
+    ]
+
+
 def _load() -> ctypes.CDLL | str:
     """The library, or why there is none. torch is loaded already, so that both share one OpenMP."""
     import sinkformers.kernels.native as package
@@ -138,8 +146,8 @@ def _arguments(
     return args, [q, k, v, *masks]
 
 
-def _call(name: str, args: _Attention, dtype: torch.dtype) -> None:
-    if getattr(_loaded(), f"sinkformers_attention_{name}")(ctypes.byref(args), dtype == torch.float64):
+def _call(name: str, args: ctypes.Structure, dtype: torch.dtype) -> None:
+    if getattr(_loaded(), f"sinkformers_{name}")(ctypes.byref(args), dtype == torch.float64):
         raise MemoryError("sinkformers: the native kernels could not get their workspace.")
 
 
@@ -157,7 +165,7 @@ def attention_forward(
     if safe.numel():
         args, _kept = _arguments(query, key, value, *others, n_iters=n_iters, **settings)
         args.out, args.u, args.s, args.r, args.safe = (x.data_ptr() for x in (out, u, s, r, safe))
-        _call("forward", args, query.dtype)
+        _call("attention_forward", args, query.dtype)
     return out, u, s, r, safe
 
 
@@ -188,5 +196,70 @@ def attention_backward(
         args.safe, args.d_tau = safe.data_ptr(), d_tau.data_ptr()
         args.d_query, args.d_key, args.d_value = (x.data_ptr() for x in (d_query, d_key, d_value))
         args.d_bias = None if d_bias is None else d_bias.data_ptr()
-        _call("backward", args, query.dtype)
+        _call("attention_backward", args, query.dtype)
     return d_query, d_key, d_value, d_bias, d_tau, safe
+
+
+# Matrices up to this size, without masses, are dealt to the lanes of a vector, and keep nothing for backward.
+TINY = 16
+
+
+def _place(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _operator(
+    scores: Tensor, row_weight: Tensor | None, col_target: Tensor | None, tau: Tensor | None, n_iters: int
+) -> _Operator:
+    *_, n, m = scores.shape
+    batch = scores.numel() // (n * m)
+    places = (_place(x) for x in (scores, row_weight, col_target, tau))
+    return _Operator(batch, n, m, n_iters, torch.get_num_threads(), *places)
+
+
+def operator_forward(
+    scores: Tensor,
+    row_weight: Tensor | None,
+    col_target: Tensor | None,
+    tau: Tensor | None,
+    n_iters: int,
+    *,
+    tiny: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Weights (…, n, m), u (…, rows, n), s (…, cols, m), r (…, n) and safe (…); no vectors where `tiny`.
+
+    All tensors are contiguous and of the scores' dtype; scores are minus infinity where masked. Without row weights and
+    column targets, columns aim at (rows taking part)/(columns taking part).
+    """
+    *lead, n, m = scores.shape
+    weights, safe = scores.new_empty(scores.shape), scores.new_empty(lead, dtype=torch.bool)
+    rows, cols, maxima = (0, 0, 0) if tiny else ((n_iters + 1) // 2, n_iters // 2, n)
+    u, s, r = (scores.new_empty((*lead, *shape)) for shape in ((rows, n), (cols, m), (maxima,)))
+    if safe.numel():
+        args = _operator(scores, row_weight, col_target, tau, n_iters)
+        args.weights, args.u, args.s, args.r, args.safe = (x.data_ptr() for x in (weights, u, s, r, safe))
+        _call("tiny_forward" if tiny else "operator_forward", args, scores.dtype)
+    return weights, u, s, r, safe
+
+
+def operator_backward(
+    d_weights: Tensor,
+    scores: Tensor,
+    row_weight: Tensor | None,
+    col_target: Tensor | None,
+    tau: Tensor | None,
+    n_iters: int,
+    *,
+    saved: tuple[Tensor, Tensor, Tensor],
+    tiny: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the scores (…, n, m) and of tau (…), and safe (…). `saved` is u, s, r of the forward pass."""
+    lead = scores.shape[:-2]
+    d_scores, d_tau = scores.new_empty(scores.shape), scores.new_empty(lead)
+    safe = scores.new_empty(lead, dtype=torch.bool)
+    if safe.numel():
+        args = _operator(scores, row_weight, col_target, tau, n_iters)
+        args.d_weights, args.d_scores, args.d_tau = (x.data_ptr() for x in (d_weights, d_scores, d_tau))
+        args.u, args.s, args.r, args.safe = (x.data_ptr() for x in (*saved, safe))
+        _call("tiny_backward" if tiny else "operator_backward", args, scores.dtype)
+    return d_scores, d_tau, safe

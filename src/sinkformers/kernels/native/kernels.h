@@ -15,4 +15,9 @@ struct Share {
 struct Kernels {  // [0] float, [1] double
     size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, bool stored);
     void (*attention_heads[2])(const AttentionArguments &, const Share &);
+    size_t (*operator_bytes[2])(const OperatorArguments &, int size, bool backward);
+    void (*operator_matrices[2])(const OperatorArguments &, const Share &);
+    size_t (*tiny_bytes[2])(const OperatorArguments &);
+    void (*tiny_matrices[2])(const OperatorArguments &, const Share &);
+    int lanes[2];
 };

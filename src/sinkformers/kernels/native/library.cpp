@@ -97,36 +97,61 @@ int team_size(int64_t wanted) {
 #endif
 }
 
-// Heads are dealt to threads while each can hold its kernel; what is left over, or too large, a team shares.
+// Items are dealt to threads one by one, each with a workspace of its own; what is left over a team shares.
+struct Plan {
+    int64_t items, alone;  // the first `alone` of the items are dealt
+    size_t alone_bytes, team_bytes;
+    bool backward, alone_stored, team_stored;
+    int threads;
+};
+template <class Arguments> int deal(const Plan &plan, const Arguments &args, void (*work)(const Arguments &, const Share &)) {
+    Workspace workspace(std::max(plan.alone ? plan.alone_bytes * plan.threads : 0, plan.alone < plan.items ? plan.team_bytes : 0));
+    if (!workspace.base) return 1;
+    Counter counter{{0}, plan.alone};
+#pragma omp parallel num_threads(plan.threads) if (plan.threads > 1)
+    {
+        const int id = omp_get_thread_num(), size = omp_get_num_threads();
+        if (plan.alone) work(args, {0, 1, plan.backward, plan.alone_stored, workspace.base + id * plan.alone_bytes, nullptr, take_next, &counter});
+        if (plan.alone < plan.items) {
+#pragma omp barrier
+            Sequence rest{plan.alone, plan.items};
+            work(args, {id, size, plan.backward, plan.team_stored, workspace.base, wait_for_team, step_next, &rest});
+        }
+    }
+    return 0;
+}
+int64_t whole_rounds(int64_t items, int threads) { return threads == 1 ? items : items / threads * threads; }
+
 int attention(const AttentionArguments &args, bool is_double, bool backward) {
     const Kernels &use = chosen();
     const int threads = team_size(args.threads);
     const int64_t heads = args.batch * args.heads;
-    const size_t matrix = (size_t)args.n * args.m * (is_double ? 8 : 4);
-    const bool alone_fits = matrix * threads <= (size_t)args.workspace, shared_fits = matrix <= (size_t)args.workspace;
-    const int64_t alone = !alone_fits ? 0 : threads == 1 ? heads : heads / threads * threads;
-    const size_t alone_bytes = alone ? use.attention_bytes[is_double](args, 1, backward, true) : 0;
-    const size_t shared_bytes = alone < heads ? use.attention_bytes[is_double](args, threads, backward, shared_fits) : 0;
-    Workspace workspace(std::max(alone_bytes * threads, shared_bytes));
-    if (!workspace.base) return 1;
-    Counter counter{{0}, alone};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const int id = omp_get_thread_num(), size = omp_get_num_threads();
-        if (alone) use.attention_heads[is_double](args, {0, 1, backward, true, workspace.base + id * alone_bytes, nullptr, take_next, &counter});
-        if (alone < heads) {
-#pragma omp barrier
-            Sequence rest{alone, heads};
-            use.attention_heads[is_double](args, {id, size, backward, shared_fits, workspace.base, wait_for_team, step_next, &rest});
-        }
-    }
-    return 0;
+    const size_t matrix = (size_t)args.n * args.m * (is_double ? 8 : 4), room = (size_t)args.workspace;
+    const bool team_stored = matrix <= room;
+    const int64_t alone = matrix * threads <= room ? whole_rounds(heads, threads) : 0;
+    const auto bytes = use.attention_bytes[is_double];
+    return deal({heads, alone, bytes(args, 1, backward, true), bytes(args, threads, backward, team_stored), backward, true, team_stored, threads}, args, use.attention_heads[is_double]);
+}
+int normalize(const OperatorArguments &args, bool is_double, bool backward) {
+    const Kernels &use = chosen();
+    const int threads = team_size(args.threads);
+    const auto bytes = use.operator_bytes[is_double];
+    return deal({args.batch, whole_rounds(args.batch, threads), bytes(args, 1, backward), bytes(args, threads, backward), backward, true, true, threads}, args, use.operator_matrices[is_double]);
+}
+int normalize_tiny(const OperatorArguments &args, bool is_double, bool backward) {
+    const Kernels &use = chosen();
+    const int64_t groups = (args.batch + use.lanes[is_double] - 1) / use.lanes[is_double];
+    return deal({groups, groups, use.tiny_bytes[is_double](args), 0, backward, true, true, team_size(args.threads)}, args, use.tiny_matrices[is_double]);
 }
 }  // namespace
 
 extern "C" {
 EXPORT int sinkformers_attention_forward(const AttentionArguments *args, int is_double) { return attention(*args, is_double, false); }
 EXPORT int sinkformers_attention_backward(const AttentionArguments *args, int is_double) { return attention(*args, is_double, true); }
+EXPORT int sinkformers_operator_forward(const OperatorArguments *args, int is_double) { return normalize(*args, is_double, false); }
+EXPORT int sinkformers_operator_backward(const OperatorArguments *args, int is_double) { return normalize(*args, is_double, true); }
+EXPORT int sinkformers_tiny_forward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, false); }
+EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, true); }
 EXPORT int sinkformers_level() { return level; }
 EXPORT int sinkformers_set_level(int wanted) { return level = wanted < best_level() ? wanted : best_level(); }
 EXPORT void sinkformers_release() {

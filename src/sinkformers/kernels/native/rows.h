@@ -4,51 +4,78 @@
 
 namespace ISA {
 
+// The first `count` lanes from memory, `fill` in the others; and back.
+template <class T> static inline Vec<T> load_some(const T *p, int count, T fill) {
+    Vec<T> x = splat(fill);
+    for (int l = 0; l < count; l++) x[l] = p[l];
+    return x;
+}
+template <class T> static inline void store_some(T *p, Vec<T> x, int count) {
+    for (int l = 0; l < count; l++) p[l] = x[l];
+}
+// Calls f(j) for whole vectors, then rest(j, count) for what is left of a row.
+template <class T, class F, class G> static inline void along(int cols, F &&f, G &&rest) {
+    int j = 0;
+    for (; j + LANES<T> <= cols; j += LANES<T>) f(j);
+    if (j < cols) rest(j, cols - j);
+}
+
 // The largest of a row, NaN or not; a NaN shows in the sum of exponentials.
 template <class T> static T row_max(const T *x, int cols) {
-    Vec<T> top = splat(-std::numeric_limits<T>::infinity());
-    for (int j = 0; j < cols; j += LANES<T>) top = larger<T>(load(x + j), top);
+    const T lowest = -std::numeric_limits<T>::infinity();
+    Vec<T> top = splat(lowest);
+    along<T>(cols, [&](int j) { top = larger<T>(load(x + j), top); }, [&](int j, int count) { top = larger<T>(load_some(x + j, count, lowest), top); });
     T best = top[0];
     for (int l = 1; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
     return best;
 }
-// x = exp(x − shift) in place; returns the sum.
-template <class T> static T exponentiate(T *x, T shift, int cols) {
-    Vec<T> sum = {}, more = {};
+// to = exp(from − shift); returns the sum.
+template <class T> static T exponentiate(const T *from, T *to, T shift, int cols) {
+    Vec<T> sum = {};
     const Vec<T> by = splat(shift);
-    int j = 0;
-    for (; j + 2 * LANES<T> <= cols; j += 2 * LANES<T>) {
-        const Vec<T> y = exponential(load(x + j) - by), z = exponential(load(x + j + LANES<T>) - by);
-        store(x + j, y);
-        store(x + j + LANES<T>, z);
-        sum += y;
-        more += z;
-    }
-    for (; j < cols; j += LANES<T>) {
-        const Vec<T> y = exponential(load(x + j) - by);
-        store(x + j, y);
-        sum += y;
-    }
-    return total<T>(sum + more);
+    along<T>(
+        cols,
+        [&](int j) {
+            const Vec<T> y = exponential(load(from + j) - by);
+            store(to + j, y);
+            sum += y;
+        },
+        [&](int j, int count) {
+            const Vec<T> y = exponential(load_some(from + j, count, -std::numeric_limits<T>::infinity()) - by);
+            store_some(to + j, y, count);
+            sum += y;
+        });
+    return total<T>(sum);
 }
 // out[i] = row i · v, several rows at once, so that v is loaded once for all of them.
 template <class T, int R> static void dot_rows(const T *a, size_t ld, const T *v, T *out, int cols) {
     Vec<T> sum[R] = {};
-    for (int j = 0; j < cols; j += LANES<T>) {
-        const Vec<T> x = load(v + j);
-        FLATTEN for (int i = 0; i < R; i++) sum[i] += load(a + i * ld + j) * x;
-    }
-    FLATTEN for (int i = 0; i < R; i++) out[i] = total<T>(sum[i]);
+    T rest[R] = {};
+    along<T>(
+        cols,
+        [&](int j) {
+            const Vec<T> x = load(v + j);
+            FLATTEN for (int i = 0; i < R; i++) sum[i] += load(a + i * ld + j) * x;
+        },
+        [&](int j, int count) {
+            for (int i = 0; i < R; i++) for (int l = j; l < j + count; l++) rest[i] += a[i * ld + l] * v[l];
+        });
+    FLATTEN for (int i = 0; i < R; i++) out[i] = total<T>(sum[i]) + rest[i];
 }
 // y += Σ w[i] · row i.
 template <class T, int R> static void add_rows(const T *w, const T *a, size_t ld, T *y, int cols) {
     Vec<T> by[R];
     FLATTEN for (int i = 0; i < R; i++) by[i] = splat(w[i]);
-    for (int j = 0; j < cols; j += LANES<T>) {
-        Vec<T> sum = by[0] * load(a + j);
-        FLATTEN for (int i = 1; i < R; i++) sum += by[i] * load(a + i * ld + j);
-        store(y + j, load(y + j) + sum);
-    }
+    along<T>(
+        cols,
+        [&](int j) {
+            Vec<T> sum = by[0] * load(a + j);
+            FLATTEN for (int i = 1; i < R; i++) sum += by[i] * load(a + i * ld + j);
+            store(y + j, load(y + j) + sum);
+        },
+        [&](int j, int count) {
+            for (int i = 0; i < R; i++) for (int l = j; l < j + count; l++) y[l] += w[i] * a[i * ld + l];
+        });
 }
 template <class T> static void dot(int rows, const T *a, size_t ld, const T *v, T *out, int cols) {
     int i = 0;
