@@ -65,9 +65,12 @@ template <class T> struct Matrix {
         team.share(n, from, to);
         for (int i = from; i < to; i += BLOCK) f(i, std::min(BLOCK, to - i));
     }
+    // Always the same share of the columns: what a member wrote it may read before the others are done.
+    void share_columns(int &from, int &to) const { team.share(mp, from, to, 4); }
     void put_v(T *to, int step) const {
         int from, end;
-        team.share(m, from, end, 4);
+        share_columns(from, end);
+        end = std::min(end, m);
         const T *s = step < 0 ? nullptr : saved(args.s, col_steps, step, m);
         const T aim = s ? ratio(saved(args.s, col_steps, 0, m)) : 1;
         for (int j = from; j < end; j++) to[j] = s ? scaling(s[j], target(j, aim)) : 1;
@@ -92,8 +95,8 @@ template <class T> struct MatrixForward : Matrix<T> {
                 gather<T>(this->team, this->part, this->mp, this->saved(this->args.s, this->col_steps, step / 2, this->m), this->m);
                 this->put_v(this->v, step / 2);
                 int from, to;
-                this->team.share(this->m, from, to, 4);
-                this->note()[step + 1] = largest(this->v + from, std::max(0, to - from));
+                this->share_columns(from, to);
+                this->note()[step + 1] = largest(this->v + from, std::max(0, std::min(to, this->m) - from));
                 this->team.barrier();
                 if (step + 2 >= n_iters) finish(step / 2);
             }
@@ -210,7 +213,7 @@ template <class T> struct MatrixBackward : Matrix<T> {
         });
         gather<T>(this->team, this->part, this->mp, this->dg, this->m);
         int from, to;
-        this->team.share(this->mp, from, to, 4);
+        this->share_columns(from, to);
         for (int j = from; ends_on_rows && j < to; j++) {
             *y_term(j, 0) = j < this->m ? this->v[j] : 0;
             right = Matrix<T>::bigger(right, *y_term(j, 0));
@@ -223,7 +226,7 @@ template <class T> struct MatrixBackward : Matrix<T> {
         const T aim = this->ratio(this->saved(this->args.s, this->col_steps, 0, this->m));
         this->put_v(this->vprev, step - 1);
         int from, to;
-        this->team.share(this->mp, from, to, 4);
+        this->share_columns(from, to);
         for (int j = from; j < to; j++) {
             const bool live = j < this->m && s[j] != 0;
             if (live && this->relaxed) d_tau -= this->dg[j] * std::log(s[j] / this->target(j, aim));
@@ -260,8 +263,8 @@ template <class T> struct MatrixBackward : Matrix<T> {
         });
         gather<T>(this->team, this->part, this->mp, this->sum, this->m);
         int from, to;
-        this->team.share(this->m, from, to, 4);
-        for (int j = from; j < to; j++) this->dg[j] = -this->vprev[j] * this->sum[j];
+        this->share_columns(from, to);
+        for (int j = from; j < std::min(to, this->m); j++) this->dg[j] = -this->vprev[j] * this->sum[j];
         this->team.barrier();
     }
     // dC = weights∘dW − A∘(X Yᵀ).
