@@ -38,7 +38,7 @@ def _native_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
     out, u, s, r, safe = backends.native().attention_forward(*args, **options)
     if not safe.all():
         out[~safe], _ = plain.forward(tokens.select(~safe), settings)
-    return out, Steps(u, s, r, plain.empty_shift(r, safe.shape, s.shape[-1]), safe)
+    return out, Steps(u, s, r, safe)
 
 
 def _native_backward(
@@ -77,12 +77,12 @@ def attend_operator(
     dropout_p: float,
     implicitly: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed)
     run = _native_forward if backend == "native" else plain.forward
     out, steps = run(tokens, Settings(n_iters, scale, l2, dropout_p))
-    u, s, r, c, safe = (part.contiguous() for part in steps)
-    return out.to(query.dtype), u, s, r, c, safe
+    u, s, r, safe = (part.contiguous() for part in steps)
+    return out.to(query.dtype), u, s, r, safe
 
 
 @attend_operator.register_fake
@@ -109,7 +109,6 @@ def attend_backward_operator(
     u: Tensor,
     s: Tensor,
     r: Tensor,
-    c: Tensor,
     safe: Tensor,
     n_iters: int,
     scale: float,
@@ -120,7 +119,7 @@ def attend_backward_operator(
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed)
-    settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, c, safe)
+    settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, safe)
     d_out = d_out.to(tokens.query.dtype)
     if backend == "native" and not implicitly:
         grads = _native_backward(d_out, out, tokens, settings, steps, wants_bias)
@@ -140,7 +139,7 @@ def attend_backward_operator(
 
 
 @attend_backward_operator.register_fake
-def _(d_out, query, key, value, bias, entries, queries, keys, tau, seed, out, u, s, r, c, safe, *settings):
+def _(d_out, query, key, value, bias, entries, queries, keys, tau, seed, out, u, s, r, safe, *settings):
     grads = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
     wants_bias = settings[-1]
     d_bias = bias.new_empty(bias.shape) if wants_bias and bias is not None else r.new_empty(safe.shape)

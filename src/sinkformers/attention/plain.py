@@ -5,7 +5,6 @@ It is also where kernels hand over the matrices that they cannot hold in range.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sinkformers.attention.dropout import kept
@@ -112,8 +111,3 @@ def _silenced(tokens: Tokens, who: Participants) -> tuple[Tensor, Tensor, Tensor
 def repeat_steps(tokens: Tokens, settings: Settings) -> Steps:
     """The vectors of a forward pass that was not made here."""
     return forward(tokens, settings)[1]
-
-
-def empty_shift(like: Tensor, lead: torch.Size, m: int) -> Tensor:
-    """The column shift of a kernel that takes none."""
-    return like.new_zeros((*lead, m))

@@ -1,14 +1,14 @@
-"""Sinkhorn on `A = exp(C − r − c)`: one exponential, then matrix-vector products only; and its exact gradient.
+"""Sinkhorn on `A = exp(C − r)`: one exponential, then matrix-vector products only; and its exact gradient.
 
-With `r` the row maxima and `c` the column maxima of what remains, every row and every column of `A` has an entry equal
-to 1 and none above, so no first sum can vanish. The scalings `u = e^(f+r)`, `v = e^(g+c)` start from `v = e^c`:
+With `r` the row maxima, every row of `A` has an entry equal to 1 and none above. The scalings `u = e^(f+r)`, `v = e^g`
+start from `v = 1`:
 
     rows     u = 1/(A v)
-    columns  s = Aᵀ(a∘u),  v = (t/s)^τ · e^((1−τ)c)
+    columns  s = Aᵀ(a∘u),  v = (t/s)^τ
     weights  diag(u) A diag(v)
 
-They can leave the floating-point range where scores are extreme; `Steps.safe` tells, and the caller then takes the log
-domain for that matrix.
+They can leave the floating-point range where scores are extreme, or where a whole column lies far below its rows;
+`Steps.safe` tells, and the caller then takes the log domain for that matrix.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,6 @@ class Steps(NamedTuple):
     u: Tensor  # (..., ceil(n_iters/2), n)
     s: Tensor  # (..., floor(n_iters/2), m)
     r: Tensor  # (..., n)
-    c: Tensor  # (..., m)
     safe: Tensor  # (...) bool
 
 
@@ -40,22 +39,15 @@ def row_shift(problem: Problem) -> Tensor:
     return problem.scores.amax(-1).masked_fill(~problem.rows, 0.0)
 
 
-def col_shift(problem: Problem, r: Tensor) -> Tensor:
-    """Column maxima (..., m) once the row maxima are taken off, 0 for columns out of the game."""
-    return (problem.scores - r[..., None]).amax(-2).masked_fill(~problem.cols, 0.0)
+def exponentiate(scores: Tensor, r: Tensor) -> Tensor:
+    """`exp(scores − r)`, exactly zero where it would be denormal."""
+    return torch.threshold_(scores - r[..., None], VANISHING[scores.dtype], -torch.inf).exp_()
 
 
-def exponentiate(scores: Tensor, r: Tensor, c: Tensor) -> Tensor:
-    """`exp(scores − r − c)`, exactly zero where it would be denormal."""
-    shifted = (scores - r[..., None]).sub_(c[..., None, :])
-    return torch.threshold_(shifted, VANISHING[scores.dtype], -torch.inf).exp_()
-
-
-def iterate(kernel: Tensor, problem: Problem, tau: Tensor | None, r: Tensor, c: Tensor, n_iters: int) -> Steps:
+def iterate(kernel: Tensor, problem: Problem, tau: Tensor | None, r: Tensor, n_iters: int) -> Steps:
     """Run `n_iters` normalisations on the kernel (..., n, m)."""
-    us, ss = [], []
-    v = c.exp()
-    u, reach = v, []
+    us, ss, reach = [], [], []
+    u, v = r, torch.ones_like(problem.target)
     for step in range(n_iters):
         if step % 2 == 0:
             u = torch.where(problem.rows, 1 / apply(kernel, v), 0.0)
@@ -63,33 +55,39 @@ def iterate(kernel: Tensor, problem: Problem, tau: Tensor | None, r: Tensor, c: 
         else:
             s = apply(kernel.mT, u if problem.weight is None else u * problem.weight)
             ss.append(s)
-            v = col_scaling(s, problem, tau, c)
+            v = col_scaling(s, problem, tau)
         reach.append(u.amax(-1) * v.amax(-1))
     reach = torch.stack(reach, -1)
     limit = LIMIT[kernel.dtype]
     # Written so that NaN is unsafe. A matrix with nothing in the game has nothing to lose.
     safe = ((reach > 1 / limit) & (reach < limit)).all(-1) | ~problem.rows.any(-1)
-    empty = c.new_empty((*c.shape[:-1], 0, c.shape[-1]))
-    return Steps(torch.stack(us, -2), torch.stack(ss, -2) if ss else empty, r, c, safe)
+    empty = v.new_empty((*v.shape[:-1], 0, v.shape[-1]))
+    return Steps(torch.stack(us, -2), torch.stack(ss, -2) if ss else empty, r, safe)
 
 
-def col_scaling(s: Tensor, problem: Problem, tau: Tensor | None, c: Tensor) -> Tensor:
+def col_scaling(s: Tensor, problem: Problem, tau: Tensor | None) -> Tensor:
     """`v` from the column sums `s`; 0 for columns out of the game."""
     v = problem.target / s
     if tau is not None:
-        v = v.pow(tau[..., None]) * torch.exp((1 - tau[..., None]) * c)
+        v = v.pow(tau[..., None])
     return torch.where(problem.cols, v, 0.0)
 
 
-def col_excess(s: Tensor, problem: Problem, c: Tensor) -> Tensor:
+def col_excess(s: Tensor, problem: Problem) -> Tensor:
     """`LSE_i(C + f + log a) − log t` (..., m) from the column sums; 0 for columns out of the game."""
-    return torch.where(problem.cols, s.log() + c - problem.log_target, 0.0)
+    return torch.where(problem.cols, s.log() - problem.log_target, 0.0)
 
 
 def scalings(steps: Steps, problem: Problem, tau: Tensor | None) -> tuple[Tensor, Tensor]:
     """The last `u` (..., n) and `v` (..., m)."""
-    v = col_scaling(steps.s[..., -1, :], problem, tau, steps.c) if steps.s.shape[-2] else steps.c.exp()
-    return steps.u[..., -1, :], v
+    return steps.u[..., -1, :], _scaling_after(steps.s.shape[-2] - 1, steps, problem, tau)
+
+
+def _scaling_after(step: int, steps: Steps, problem: Problem, tau: Tensor | None) -> Tensor:
+    """`v` after a column step; before the first it is 1."""
+    if step < 0:
+        return torch.ones_like(problem.target)
+    return col_scaling(steps.s[..., step, :], problem, tau)
 
 
 class Adjoint(NamedTuple):
@@ -113,7 +111,7 @@ def walk_back(kernel: Tensor, problem: Problem, tau: Tensor | None, steps: Steps
         half = step // 2
         u = steps.u[..., half, :]
         if step % 2 == 0:
-            v = col_scaling(steps.s[..., half - 1, :], problem, tau, steps.c) if half else steps.c.exp()
+            v = _scaling_after(half - 1, steps, problem, tau)
             x, y = df * u, v
             if half:  # the first row step starts from a constant
                 dg = dg - v * apply(kernel.mT, x)
@@ -122,7 +120,7 @@ def walk_back(kernel: Tensor, problem: Problem, tau: Tensor | None, steps: Steps
             s = steps.s[..., half, :]
             x, y = u if problem.weight is None else u * problem.weight, torch.where(problem.cols, dg / s, 0.0)
             if tau is not None:
-                d_tau = d_tau - (dg * col_excess(s, problem, steps.c)).sum(-1)
+                d_tau = d_tau - (dg * col_excess(s, problem)).sum(-1)
                 y = y * tau[..., None]
             df = df - x * apply(kernel, y)
             dg = torch.zeros_like(dg)

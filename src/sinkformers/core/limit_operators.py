@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import implicit
-from sinkformers.core.kernel_domain import apply, col_excess, col_scaling, col_shift, exponentiate
+from sinkformers.core.kernel_domain import apply, exponentiate
 from sinkformers.core.operators import MaybeTensor, reduce_to
 from sinkformers.core.problem import Problem, pose, working_dtype
 from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
@@ -24,14 +24,20 @@ def tolerance_floor(dtype: torch.dtype, n: int, m: int) -> float:
     return 2 * torch.finfo(dtype).eps * max(n, m) ** 0.5
 
 
+def _kernel(problem: Problem, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Column maxima `c` (k, m) of the scores less `r`, and `exp(C − r − c)`: every column has an entry equal to 1."""
+    c = (problem.scores - r[..., None]).amax(-2).masked_fill(~problem.cols, 0.0)
+    return c, exponentiate(problem.scores - c[..., None, :], r)
+
+
 class _Run:
     """The matrices still under way: (k, n, m), with their place in the batch."""
 
     def __init__(self, problem: Problem, tau: Tensor | None) -> None:
         self.place = torch.arange(problem.scores.shape[0], device=problem.scores.device)
         self.problem, self.tau = problem, tau
-        self.r, self.c = torch.zeros_like(problem.scores[..., 0]), col_shift(problem, problem.scores.new_zeros(1))
-        self.kernel = exponentiate(problem.scores, self.r, self.c)
+        self.r = torch.zeros_like(problem.scores[..., 0])
+        self.c, self.kernel = _kernel(problem, self.r)
         self.g, self.v = torch.zeros_like(self.c), self.c.exp()
         self.before = None
         self.row_step()
@@ -44,7 +50,10 @@ class _Run:
     def col_step(self) -> None:
         excess = self.excess()
         self.g = -excess if self.tau is None else -self.tau[:, None] * excess
-        self.v = col_scaling(self.s, self.problem, self.tau, self.c)
+        v = self.problem.target / self.s
+        if self.tau is not None:  # the shift of a column cancels only where its sum is taken in full
+            v = v.pow(self.tau[:, None]) * torch.exp((1 - self.tau[:, None]) * self.c)
+        self.v = torch.where(self.problem.cols, v, 0.0)
 
     def residual(self) -> Tensor:
         """After a row step: how far the columns are from their targets, or how much the weights still change."""
@@ -56,7 +65,7 @@ class _Run:
         return now.new_full(now.shape[:1], torch.inf) if before is None else (now - before).abs().amax((-2, -1))
 
     def excess(self) -> Tensor:
-        return col_excess(self.s, self.problem, self.c)
+        return torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target, 0.0)
 
     def weights(self) -> Tensor:
         return self.kernel * self.u[..., None] * self.v[..., None, :]
@@ -69,8 +78,8 @@ class _Run:
             return
         part, rows = self.problem.select(far), self.problem.rows[far]
         r = torch.where(rows, self.r[far] - self.u[far].log(), 0.0)
-        c = col_shift(part, r)
-        self.r[far], self.c[far], self.kernel[far] = r, c, exponentiate(part.scores, r, c)
+        c, kernel = _kernel(part, r)
+        self.r[far], self.c[far], self.kernel[far] = r, c, kernel
         self.u[far], self.v[far] = rows.to(r.dtype), torch.where(part.cols, (self.g[far] + c).exp(), 0.0)
         weight = 1.0 if part.weight is None else part.weight
         self.s[far] = apply(self.kernel[far].mT, self.u[far] * weight)

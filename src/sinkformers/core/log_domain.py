@@ -34,17 +34,29 @@ def potentials(problem: Problem, tau: Tensor | None, n_iters: int) -> Potentials
     return Potentials(scores, f, excess)
 
 
-def weights(run: Potentials, tau: Tensor | None) -> Tensor:
-    """`exp(C + f + g)` (..., n, m) at the last potentials."""
-    row = run.f[-1]
-    col = _relaxed(run.excess[-1], tau) if run.excess else torch.zeros_like(run.scores[..., 0, :])
-    return _exp(run.scores, row, col)
+def weights(run: Potentials, problem: Problem, tau: Tensor | None) -> Tensor:
+    """`exp(C + f + g)` (..., n, m) at the last potentials.
+
+    The last step is made once more by division: added to scores of size s, its potential would be rounded to s·eps, and
+    so would the sums that it is there to set.
+    """
+    if len(run.f) > len(run.excess):
+        g = _relaxed(run.excess[-1], tau)[..., None, :] if run.excess else 0.0
+        out = (run.scores + g).softmax(-1)
+    else:
+        excess = run.excess[-1]
+        left = 0.0 if tau is None else (1 - tau[..., None]) * excess
+        share = (run.scores + (run.f[-1] + problem.log_weight)[..., None]).softmax(-2)
+        out = share * torch.exp(problem.log_target + left)[..., None, :]
+        if problem.weight is not None:
+            out = out / problem.weight[..., None]
+    return out.masked_fill_(run.scores == -torch.inf, 0.0)
 
 
 def gradient(problem: Problem, tau: Tensor | None, n_iters: int, d_weights: Tensor) -> tuple[Tensor, Tensor | None]:
     """The gradients of the scores (..., n, m) and of tau (...), from that of the weights."""
     run = potentials(problem, tau, n_iters)
-    grad = weights(run, tau) * d_weights
+    grad = weights(run, problem, tau) * d_weights
     df, dg = grad.sum(-1), grad.sum(-2)
     d_tau = torch.zeros_like(df[..., 0])
     for step in reversed(range(n_iters)):

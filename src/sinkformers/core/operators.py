@@ -23,7 +23,7 @@ def step_outputs(like: Tensor, lead: Sequence[int], n: int, m: int, n_iters: int
     """Tensors of the shapes of `Steps`, for tracing."""
     like = like.new_empty(0, dtype=working_dtype(like.dtype))
     n_rows, n_cols = (n_iters + 1) // 2, n_iters // 2
-    vectors = [like.new_empty(*lead, *shape) for shape in ((n_rows, n), (n_cols, m), (n,), (m,))]
+    vectors = [like.new_empty(*lead, *shape) for shape in ((n_rows, n), (n_cols, m), (n,))]
     return (*vectors, like.new_empty(lead, dtype=torch.bool))
 
 
@@ -69,7 +69,7 @@ class _Case:
         if not safe.all():
             part, tau = self.select(~safe)
             weights[~safe], _ = unrolled.forward(part, tau, self.n_iters)
-        return weights, Steps(u, s, r, r.new_zeros((*safe.shape, 0 if self.tiny else weights.shape[-1])), safe)
+        return weights, Steps(u, s, r, safe)
 
     def backward(self, d_weights: Tensor, steps: Steps) -> tuple[Tensor, Tensor | None]:
         saved = (steps.u, steps.s, steps.r)
@@ -98,15 +98,15 @@ def normalize_operator(
     tau: MaybeTensor,
     n_iters: int,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if backend == "native":
         tiny = _keeps_nothing(backend, scores, row_mass, col_mass)
         weights, steps = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny).forward()
     else:
         problem = pose(scores, mask, row_mass, col_mass)
         weights, steps = unrolled.forward(problem, tau if tau is None else tau.to(problem.scores), n_iters)
-    u, s, r, c, safe = (part.contiguous() for part in steps)
-    return weights.to(scores.dtype), u, s, r, c, safe
+    u, s, r, safe = (part.contiguous() for part in steps)
+    return weights.to(scores.dtype), u, s, r, safe
 
 
 @normalize_operator.register_fake
@@ -115,8 +115,8 @@ def _(scores, mask, row_mass, col_mass, tau, n_iters, backend):
     weights = torch.empty_like(scores, memory_format=torch.contiguous_format)
     steps = step_outputs(scores, lead, n, m, n_iters)
     if _keeps_nothing(backend, scores, row_mass, col_mass):
-        u, s, r, c, safe = steps
-        steps = (u[..., :0, :], s[..., :0, :], r[..., :0], c[..., :0], safe)
+        u, s, r, safe = steps
+        steps = (u[..., :0, :], s[..., :0, :], r[..., :0], safe)
     return weights, *(part.contiguous() for part in steps)
 
 
@@ -132,12 +132,11 @@ def normalize_backward_operator(
     u: Tensor,
     s: Tensor,
     r: Tensor,
-    c: Tensor,
     safe: Tensor,
     n_iters: int,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    steps = Steps(u, s, r, c, safe)
+    steps = Steps(u, s, r, safe)
     d_weights = d_weights.to(r.dtype, copy=backend != "native")
     if backend == "native":
         tiny = _keeps_nothing(backend, scores, row_mass, col_mass)
@@ -151,7 +150,7 @@ def normalize_backward_operator(
 
 
 @normalize_backward_operator.register_fake
-def _(d_weights, scores, mask, row_mass, col_mass, tau, u, s, r, c, safe, n_iters, backend):
+def _(d_weights, scores, mask, row_mass, col_mass, tau, u, s, r, safe, n_iters, backend):
     return torch.empty_like(scores, memory_format=torch.contiguous_format), r.new_empty(safe.shape)
 
 

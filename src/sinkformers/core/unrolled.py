@@ -15,9 +15,8 @@ from sinkformers.core.problem import Problem
 def forward(problem: Problem, tau: Tensor | None, n_iters: int) -> tuple[Tensor, Steps]:
     """Weights (..., n, m), and the vectors that `reopen` and `backward` need."""
     r = kernel_domain.row_shift(problem)
-    c = kernel_domain.col_shift(problem, r)
-    kernel = kernel_domain.exponentiate(problem.scores, r, c)
-    steps = kernel_domain.iterate(kernel, problem, tau, r, c, n_iters)
+    kernel = kernel_domain.exponentiate(problem.scores, r)
+    steps = kernel_domain.iterate(kernel, problem, tau, r, n_iters)
     u, v = kernel_domain.scalings(steps, problem, tau)
     weights = kernel.mul_(u[..., None]).mul_(v[..., None, :])
     return _with_log_domain(weights, problem, tau, n_iters, steps.safe), steps
@@ -25,7 +24,7 @@ def forward(problem: Problem, tau: Tensor | None, n_iters: int) -> tuple[Tensor,
 
 def reopen(problem: Problem, tau: Tensor | None, n_iters: int, steps: Steps) -> tuple[Tensor, Tensor]:
     """The weights again from the vectors alone, and the kernel they were made from."""
-    kernel = kernel_domain.exponentiate(problem.scores, steps.r, steps.c)
+    kernel = kernel_domain.exponentiate(problem.scores, steps.r)
     u, v = kernel_domain.scalings(steps, problem, tau)
     weights = (kernel * u[..., None]).mul_(v[..., None, :])
     return _with_log_domain(weights, problem, tau, n_iters, steps.safe), kernel
@@ -57,7 +56,7 @@ def backward(
 
 def column_excess(problem: Problem, tau: Tensor | None, n_iters: int, steps: Steps) -> Tensor:
     """Log of the columns' sums over their targets (..., m), as the last column step found them."""
-    excess = kernel_domain.col_excess(steps.s[..., -1, :], problem, steps.c)
+    excess = kernel_domain.col_excess(steps.s[..., -1, :], problem)
     if not steps.safe.all():
         part, part_tau = _select(problem, tau, ~steps.safe)
         excess[~steps.safe] = log_domain.potentials(part, part_tau, n_iters).excess[-1]
@@ -67,7 +66,7 @@ def column_excess(problem: Problem, tau: Tensor | None, n_iters: int, steps: Ste
 def _with_log_domain(weights: Tensor, problem: Problem, tau: Tensor | None, n_iters: int, safe: Tensor) -> Tensor:
     if not safe.all():
         part, part_tau = _select(problem, tau, ~safe)
-        weights[~safe] = log_domain.weights(log_domain.potentials(part, part_tau, n_iters), part_tau)
+        weights[~safe] = log_domain.weights(log_domain.potentials(part, part_tau, n_iters), part, part_tau)
     return weights
 
 
