@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinkformers.attention import sinkhorn_attention
-    from sinkformers.core import ConvergenceWarning, LimitInfo, marginal_error, sinkhorn, sinkhorn_limit
+    from sinkformers.core import (
+        ConvergenceWarning,
+        LimitInfo,
+        marginal_error,
+        release_workspace,
+        sinkhorn,
+        sinkhorn_limit,
+    )
     from sinkformers.modules import MultiheadAttention, Sinkhorn
 
 __version__ = "0.1.0"
@@ -20,6 +27,7 @@ __all__ = [
     "MultiheadAttention",
     "Sinkhorn",
     "marginal_error",
+    "release_workspace",
     "sinkhorn",
     "sinkhorn_attention",
     "sinkhorn_limit",
@@ -31,6 +39,7 @@ _ROOM = {
     "MultiheadAttention": "modules",
     "Sinkhorn": "modules",
     "marginal_error": "core",
+    "release_workspace": "core",
     "sinkhorn": "core",
     "sinkhorn_attention": "attention",
     "sinkhorn_limit": "core",

@@ -1,7 +1,8 @@
 """The operator: definition, fast paths, gradients, limit and diagnostics."""
 
+from sinkformers.core.backends import release_workspace
 from sinkformers.core.diagnostics import marginal_error
 from sinkformers.core.limit import ConvergenceWarning, LimitInfo, sinkhorn_limit
 from sinkformers.core.sinkhorn import sinkhorn
 
-__all__ = ["ConvergenceWarning", "LimitInfo", "marginal_error", "sinkhorn", "sinkhorn_limit"]
+__all__ = ["ConvergenceWarning", "LimitInfo", "marginal_error", "release_workspace", "sinkhorn", "sinkhorn_limit"]

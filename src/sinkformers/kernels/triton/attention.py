@@ -142,8 +142,8 @@ def _tiles(query: Tensor, d: int, e: int) -> tuple[dict[str, int | bool], dict[s
     """
     width = max(_width(d), _width(e))
     if query.element_size() == 2:
-        size = 64 if width <= 128 else 32
+        size, stages = 64 if width <= 128 else 32, 2
     else:
-        size = 32 if width <= 128 else 16
-    how = {"num_warps": 4 if width <= 64 else 8, "num_stages": 2, "enable_fp_fusion": True}
+        size, stages = 32 if width <= 128 else 16, 1
+    how = {"num_warps": 4 if width <= 64 else 8, "num_stages": stages, "enable_fp_fusion": True}
     return {"ROWS": size, "COLS": size, **how}, {"ROWS": min(size, 32), "COLS": min(size, 32), **how}
