@@ -5,13 +5,14 @@ It is also where kernels hand over the matrices that they cannot hold in range.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sinkformers.attention.dropout import kept
 from sinkformers.attention.participants import Masks, Participants, combine, silence
 from sinkformers.core import implicit, unrolled
 from sinkformers.core.kernel_domain import Steps
-from sinkformers.core.problem import Problem, pose
+from sinkformers.core.problem import Problem, pose_unweighted
 
 
 class Settings(NamedTuple):
@@ -53,7 +54,13 @@ def attention_problem(query: Tensor, key: Tensor, who: Participants, scale: floa
         scores = scores - (0.5 * scale) * key.square().sum(-1)[..., None, :]
     if who.bias is not None:
         scores = scores + who.bias.to(scores.dtype)
-    return pose(scores, who.entries, None, None)
+    if who.entries is not None:
+        scores = scores.masked_fill(~who.entries, -torch.inf)
+    lead, n, m = scores.shape[:-2], scores.shape[-2], scores.shape[-1]
+    everyone = torch.ones((), dtype=torch.bool, device=scores.device)
+    rows = (everyone if who.queries is None else who.queries).expand(*lead, n)
+    cols = (everyone if who.keys is None else who.keys).expand(*lead, m)
+    return pose_unweighted(scores, rows, cols)
 
 
 def _dropout(tokens: Tokens, settings: Settings, weights: Tensor) -> Tensor | None:

@@ -81,7 +81,8 @@ class _Case:
             part, tau = self.select(~safe)
             _, again = unrolled.forward(part, tau, self.n_iters)
             weights, kernel = unrolled.reopen(part, tau, self.n_iters, again)
-            mended = unrolled.backward(part, tau, self.n_iters, again, kernel, weights, d_weights[~safe])
+            silenced = d_weights[~safe].masked_fill(part.scores == -torch.inf, 0.0)
+            mended = unrolled.backward(part, tau, self.n_iters, again, kernel, weights, silenced)
             grad[~safe] = mended[0]
             if mended[1] is not None:
                 d_tau[~safe] = mended[1]
@@ -137,7 +138,7 @@ def normalize_backward_operator(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     steps = Steps(u, s, r, safe)
-    d_weights = d_weights.to(r.dtype, copy=backend != "native")
+    d_weights = d_weights.to(r.dtype)
     if backend == "native":
         tiny = _keeps_nothing(backend, scores, row_mass, col_mass)
         grad, d_tau = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny).backward(d_weights, steps)
@@ -145,6 +146,7 @@ def normalize_backward_operator(
         problem = pose(scores, mask, row_mass, col_mass)
         tau = tau if tau is None else tau.to(problem.scores)
         weights, kernel = unrolled.reopen(problem, tau, n_iters, steps)
+        d_weights = d_weights.masked_fill(problem.scores == -torch.inf, 0.0)
         grad, d_tau = unrolled.backward(problem, tau, n_iters, steps, kernel, weights, d_weights)
     return grad.to(scores.dtype), r.new_zeros(safe.shape) if d_tau is None else d_tau
 

@@ -71,12 +71,21 @@ def pose(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass:
         scores = scores.masked_fill((col_mass == 0)[..., None, :], -torch.inf)
     # Dead lines are told by their maximum, which keeps a NaN alive: NaN that takes part has to come out again.
     rows, cols = scores.detach().amax(-1) != -torch.inf, scores.detach().amax(-2) != -torch.inf
-    n_rows, n_cols = (alive.sum(-1, keepdim=True).clamp_min(1).to(scores.dtype) for alive in (rows, cols))
     if row_mass is None and col_mass is None:
-        return Problem(scores, rows, cols, None, (n_rows / n_cols).expand(cols.shape))
-    weight = _renormalise(row_mass, rows, n_rows)
-    target = _renormalise(col_mass, cols, n_cols)
+        return pose_unweighted(scores, rows, cols)
+    weight = _renormalise(row_mass, rows, _count(rows, scores.dtype))
+    target = _renormalise(col_mass, cols, _count(cols, scores.dtype))
     return Problem(scores + target.log()[..., None, :], rows, cols, weight, target)
+
+
+def pose_unweighted(scores: Tensor, rows: Tensor, cols: Tensor) -> Problem:
+    """The problem without masses, where it is known which rows (..., n) and columns (..., m) take part."""
+    ratio = _count(rows, scores.dtype) / _count(cols, scores.dtype)
+    return Problem(scores, rows, cols, None, ratio.expand(cols.shape))
+
+
+def _count(alive: Tensor, dtype: torch.dtype) -> Tensor:
+    return alive.sum(-1, keepdim=True).clamp_min(1).to(dtype)
 
 
 def _renormalise(mass: Tensor | None, alive: Tensor, count: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Which domain a matrix takes is decided matrix by matrix, from its own scalings; 
 each other.
 """
 
-import torch
 from torch import Tensor
 
 from sinkformers.core import kernel_domain, log_domain
@@ -39,9 +38,10 @@ def backward(
     weights: Tensor,
     d_weights: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the scores (..., n, m) and of tau (...). Overwrites the kernel and `d_weights`."""
-    # An incoming NaN where an entry is masked must not meet its zero.
-    d_weights.masked_fill_(problem.scores == -torch.inf, 0.0)
+    """The gradients of the scores (..., n, m) and of tau (...). Overwrites the kernel.
+
+    `d_weights` is finite where an entry is masked: NaN times the zero there would spoil its row and column.
+    """
     grad = weights * d_weights
     adjoint = kernel_domain.walk_back(kernel, problem, tau, steps, grad.sum(-1), grad.sum(-2))
     grad -= kernel.mul_(adjoint.x @ adjoint.y.mT)

@@ -40,10 +40,10 @@ def _flat(tau: Tensor | None) -> Tensor | None:
 
 
 def _group(scores: Tensor, steps: int) -> tuple[tuple[int], dict[str, int | bool]]:
-    """How many matrices a program takes: what 128 threads hold in about 32 registers each, and one at least."""
+    """How many matrices a program takes: what 128 threads hold in some 16 registers each, and one at least."""
     count, n, m = scores.shape
     rows, cols = triton.next_power_of_2(n), triton.next_power_of_2(m)
-    group = max(1, 4096 // (cols * max(rows, steps)))
+    group = max(1, 2048 // (cols * max(rows, steps)))
     sizes = {"GROUP": group, "ROWS": rows, "COLS": cols, "num_warps": 4, "enable_fp_fusion": True}
     return (triton.cdiv(count, group),), sizes
 
