@@ -153,3 +153,36 @@ def test_marginal_error_counts_what_takes_part():
     assert_close(rows, torch.zeros(2), atol=1e-6, rtol=0)
     assert_close(cols, torch.zeros(2), atol=1e-6, rtol=0)
     assert [e.item() for e in marginal_error(weights, torch.zeros(3, 3, dtype=torch.bool))] == [0, 0]
+
+
+def test_nan_stops_at_once_and_stays_where_it_takes_part():
+    scores = torch.randn(2, 5, 7)
+    scores[0, 1, 2] = torch.nan
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[3] = False
+    weights, info = sinkhorn_limit(scores, mask=mask, return_info=True)
+    assert info.iterations[0] == 1
+    assert info.converged.tolist() == [False, True]
+    assert weights[0, 3].eq(0).all()
+    assert weights[1].isfinite().all()
+
+
+def test_the_warning_counts_those_that_did_not_converge():
+    scores = torch.stack([torch.zeros(5, 5), 5 * torch.randn(5, 5)])
+    with pytest.warns(ConvergenceWarning, match="1 of 2 matrices"):
+        sinkhorn_limit(scores, max_iters=5)
+    _, info = sinkhorn_limit(scores, max_iters=5, return_info=True)
+    assert info.converged.tolist() == [True, False]
+    assert (info.residual <= 1e-6).equal(info.converged)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.6])
+def test_the_implicit_gradient_in_float32(tau):
+    scores, d_weights = torch.randn(3, 17, 13), torch.randn(3, 17, 13)
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        x = scores.to(dtype).requires_grad_()
+        weights = sinkhorn_limit(x, tau=tau, tol=1e-7, max_iters=5001)
+        grads.append(torch.autograd.grad(weights, x, d_weights.to(dtype))[0].double())
+    # The system's condition amplifies the residual of conjugate gradients, 1e-6, at most a few times at this spread.
+    assert_close(grads[0], grads[1], atol=2e-5, rtol=0)

@@ -41,10 +41,8 @@ def gradient(
     grad = local - plan * (x[..., None] + y[..., None, :])
     if tau is None:
         return grad, None
-    # As tau tends to 1 the potentials settle where their mean over the columns vanishes; below 1 they are there.
-    mean = (cols * excess).sum(-1, keepdim=True) / cols.sum(-1, keepdim=True).clamp_min(torch.finfo(cols.dtype).tiny)
-    settled = torch.where(tau[..., None] == 1, excess - mean, excess)
-    return grad, -(z * cols * settled).sum(-1)
+    # At tau = 1 the potentials are known up to a constant per component; it drops out, since cols∘z sums to 0 there.
+    return grad, -(z * cols * excess).sum(-1)
 
 
 def _conjugate_gradients(plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tensor | None, side: Tensor) -> Tensor:

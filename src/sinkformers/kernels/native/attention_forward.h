@@ -22,7 +22,7 @@ template <class T> struct Forward : Head<T> {
     }
     // Whether max u · max v stayed in range at every step. NaN did not.
     bool safe() const {
-        const T low = sizeof(T) == 4 ? (T)1e-30 : (T)1e-280;
+        const T limit = sizeof(T) == 4 ? (T)1e30 : (T)1e280;
         T u = 0, v = 1;
         for (int step = 0; step < this->args.n_iters; step++) {
             T &top = step % 2 ? v : u;
@@ -32,7 +32,7 @@ template <class T> struct Forward : Head<T> {
                 top = share <= top ? top : share;
                 if (share != share) return false;
             }
-            if (!(u * v > low && u * v < 1 / low)) return false;
+            if (!(u * v < limit)) return false;
         }
         return true;
     }

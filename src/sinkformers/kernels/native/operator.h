@@ -140,7 +140,7 @@ template <class T> struct MatrixForward : Matrix<T> {
     }
     // Whether max u · max v stayed in range, and no column that takes part has sunk to a sum of zero. NaN is not safe.
     bool safe() const {
-        const T low = sizeof(T) == 4 ? (T)1e-30 : (T)1e-280;
+        const T limit = sizeof(T) == 4 ? (T)1e30 : (T)1e280;
         T u = 0, v = 1;
         bool any = false;
         for (int i = 0; i < this->n && !any; i++) any = this->saved(this->args.u, this->rows_steps, 0, this->n)[i] != 0;
@@ -149,7 +149,7 @@ template <class T> struct MatrixForward : Matrix<T> {
             T top = 0;
             for (int t = 0; t < this->team.size; t++) top = Matrix<T>::bigger(top, this->notes[(size_t)t * (this->terms + 4) + step]);
             (step % 2 ? v : u) = top;
-            if (!(u * v > low && u * v < 1 / low)) return false;
+            if (!(u * v < limit)) return false;
         }
         const T *s = this->col_steps ? this->saved(this->args.s, this->col_steps, 0, this->m) : nullptr;
         for (int j = 0; s && j < this->m; j++)

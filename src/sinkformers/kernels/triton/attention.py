@@ -48,14 +48,16 @@ def attention_forward(
     tile, _ = _tiles(query, d, e)
     static = {"L2": l2, "D": _width(d), **tile}
     steps = (call.n_rows, call.n_cols, scale, d)
-    q, k, v = strided(query), strided(key), strided(value)
+    q, k, v = (strided(x, query.shape[:-2]) for x in (query, key, value))
     for step in range(n_iters - n_iters % 2):
         if step % 2 == 0:
-            forward.row_step[call.over_rows](q, k, call.mask, f, excess, call.tau, step // 2, *steps, **static)
+            forward.row_step[call.over_rows](q, k, call.mask, n, m, f, excess, call.tau, step // 2, *steps, **static)
         else:
-            forward.col_step[call.over_cols](q, k, call.mask, f, excess, call.log_rho, step // 2, *steps, **static)
+            forward.col_step[call.over_cols](
+                q, k, call.mask, n, m, f, excess, call.log_rho, step // 2, *steps, **static
+            )
     forward.last_step[call.over_rows](
-        q, k, v, call.mask, f, excess, call.tau, dropout(seed, dropout_p), out, *steps, e,
+        q, k, v, call.mask, n, m, f, excess, call.tau, dropout(seed, dropout_p), out, *steps, e,
         ROWS_LAST=n_iters % 2 == 1, E=_width(e), **static,
     )  # fmt: skip
     return out, f, excess
@@ -95,11 +97,11 @@ def attention_backward(
     tile, small_tile = _tiles(query, d, e)
     static, small = ({"L2": l2, "D": _width(d), **sizes} for sizes in (tile, small_tile))
     steps = (call.n_rows, call.n_cols, scale, d)
-    q, k, v, incoming = strided(query), strided(key), strided(value), strided(d_out)
-    known = (call.mask, f, excess, call.tau)
+    q, k, v, incoming, given = (strided(x, query.shape[:-2]) for x in (query, key, value, d_out, out))
+    known = (call.mask, n, m, f, excess, call.tau)
     drop, wide = dropout(seed, dropout_p), _width(e)
 
-    backward.output_adjoint[call.over_rows](incoming, strided(out), call.mask, df, call.n_rows, e, E=wide, **tile)
+    backward.output_adjoint[call.over_rows](incoming, given, call.mask, n, df, call.n_rows, e, E=wide, **tile)
     backward.value_step[call.over_cols](
         incoming, q, k, v, *known, call.log_rho, drop, df, dg, d_value, *steps, e,
         ROWS_LAST=n_iters % 2 == 1, HAS_COLS=n_iters > 1, E=wide, **static,

@@ -24,135 +24,136 @@ NEAR = tl.constexpr(40.0)
 
 @triton.jit
 def output_adjoint(
-    d_out, out, mask, df, n_rows, e, E: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+    d_out, out, mask, n, df, n_rows, e, E: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):  # fmt: skip
     """`rowsum(dO∘O)`, the adjoint of the last row potentials."""
-    head, i = block(mask.n, ROWS)
-    row = taking_part(mask.rows, head, i, mask.n)
+    head, i = block(n, ROWS)
+    row = taking_part(mask.rows, head, i, n)
     incoming = tokens(d_out, mask.lead, head, i, row, e, E).to(tl.float32)
     outgoing = tokens(out, mask.lead, head, i, row, e, E).to(tl.float32)
-    at = df + (head.to(tl.int64) * n_rows + n_rows - 1) * mask.n + i
-    tl.store(at, tl.sum(incoming * outgoing, 1), mask=i < mask.n)
+    at = df + (head.to(tl.int64) * n_rows + n_rows - 1) * n + i
+    tl.store(at, tl.sum(incoming * outgoing, 1), mask=i < n)
 
 
 @triton.jit
 def value_step(
-    d_out, query, key, value, mask, f, excess, tau, log_rho, dropout, df, dg, d_value, n_rows, n_cols, scale, d, e,
+    d_out, query, key, value, mask, n, m, f, excess, tau, log_rho, dropout, df, dg, d_value,
+    n_rows, n_cols, scale, d, e,
     ROWS_LAST: tl.constexpr, HAS_COLS: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`dV = Pᵀ dO`, and from it the adjoint of the last column potentials, a last row step walked back already."""
-    head, j = block(mask.m, COLS)
-    col = taking_part(mask.cols, head, j, mask.m)
+    head, j = block(m, COLS)
+    col = taking_part(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
-    g = -relaxation(tau, head) * vector(excess, head, n_cols, n_cols - 1, j, mask.m)
+    g = -relaxation(tau, head) * vector(excess, head, n_cols, n_cols - 1, j, m)
     # After a column step a weight may be as large as ρ, which half precision need not hold.
     largest = 0.0 if ROWS_LAST else tl.load(log_rho + head)
     summed = tl.zeros([COLS, E], tl.float32)
     pulled = tl.zeros([COLS], tl.float32)
-    for start in range(0, mask.n, ROWS):
+    for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, mask.n)
+        row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         incoming = tokens(d_out, mask.lead, head, i, row, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        f_last = vector(f, head, n_rows, n_rows - 1, i, mask.n)
+        f_last = vector(f, head, n_rows, n_rows - 1, i, n)
         weights = tl.exp(scores + (f_last - largest)[:, None] + g[None, :])
         if ROWS_LAST:
-            pulled += tl.sum(weights * vector(df, head, n_rows, n_rows - 1, i, mask.n)[:, None], 0)
-        if dropout is not None:
+            pulled += tl.sum(weights * vector(df, head, n_rows, n_rows - 1, i, n)[:, None], 0)
+        if dropout.seed is not None:
             weights = tl.where(kept(dropout, head, i, j), weights, 0.0)
         summed += tl.dot(tl.trans(weights).to(incoming.dtype), incoming, input_precision="ieee")
     if not ROWS_LAST:
         summed *= tl.exp(largest)
-    if dropout is not None:
+    if dropout.seed is not None:
         summed *= dropout.scale
     summed = tl.where(col[:, None], summed, 0.0)
     feature = tl.arange(0, E)
-    at = d_value + (head.to(tl.int64) * mask.m + j)[:, None] * e + feature[None, :]
-    tl.store(at, summed.to(d_value.dtype.element_ty), mask=(j < mask.m)[:, None] & (feature < e)[None, :])
+    at = d_value + (head.to(tl.int64) * m + j)[:, None] * e + feature[None, :]
+    tl.store(at, summed.to(d_value.dtype.element_ty), mask=(j < m)[:, None] & (feature < e)[None, :])
     if HAS_COLS:
         v = tokens(value, mask.lead, head, j, col, e, E).to(tl.float32)
         adjoint = tl.where(col, tl.sum(v * summed, 1) - pulled, 0.0)
-        tl.store(dg + (head.to(tl.int64) * n_cols + n_cols - 1) * mask.m + j, adjoint, mask=j < mask.m)
+        tl.store(dg + (head.to(tl.int64) * n_cols + n_cols - 1) * m + j, adjoint, mask=j < m)
 
 
 @triton.jit(do_not_specialize=["half"])
 def row_adjoint(
-    query, key, mask, f, excess, tau, log_rho, df, dg, half, n_rows, n_cols, scale, d,
+    query, key, mask, n, m, f, excess, tau, log_rho, df, dg, half, n_rows, n_cols, scale, d,
     ADD: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Walk back over column step `half`: `df −= τ Σ_j exp(C + f − excess − log ρ) dg`, from zero unless ADD."""
-    head, i = block(mask.n, ROWS)
-    row = taking_part(mask.rows, head, i, mask.n)
+    head, i = block(n, ROWS)
+    row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     strength = relaxation(tau, head)
     target = tl.load(log_rho + head)
-    f_half = vector(f, head, n_rows, half, i, mask.n)
+    f_half = vector(f, head, n_rows, half, i, n)
     pulled = tl.zeros([ROWS], tl.float32)
-    for start in range(0, mask.m, COLS):
+    for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, mask.m)
+        col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        away = vector(excess, head, n_cols, half, j, mask.m) + target
+        away = vector(excess, head, n_cols, half, j, m) + target
         share = tl.exp(scores + f_half[:, None] - away[None, :])
-        pulled += tl.sum(share * vector(dg, head, n_cols, half, j, mask.m)[None, :], 1)
+        pulled += tl.sum(share * vector(dg, head, n_cols, half, j, m)[None, :], 1)
     adjoint = -strength * pulled
     if ADD:
-        adjoint += vector(df, head, n_rows, half, i, mask.n)
-    tl.store(df + (head.to(tl.int64) * n_rows + half) * mask.n + i, tl.where(row, adjoint, 0.0), mask=i < mask.n)
+        adjoint += vector(df, head, n_rows, half, i, n)
+    tl.store(df + (head.to(tl.int64) * n_rows + half) * n + i, tl.where(row, adjoint, 0.0), mask=i < n)
 
 
 @triton.jit(do_not_specialize=["half"])
 def col_adjoint(
-    query, key, mask, f, excess, tau, df, dg, half, n_rows, n_cols, scale, d,
+    query, key, mask, n, m, f, excess, tau, df, dg, half, n_rows, n_cols, scale, d,
     L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Walk back over row step `half`: `dg = −Σ_i exp(C + f + g) df`, for the column step before it."""
-    head, j = block(mask.m, COLS)
-    col = taking_part(mask.cols, head, j, mask.m)
+    head, j = block(m, COLS)
+    col = taking_part(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
-    g = -relaxation(tau, head) * vector(excess, head, n_cols, half - 1, j, mask.m)
+    g = -relaxation(tau, head) * vector(excess, head, n_cols, half - 1, j, m)
     pulled = tl.zeros([COLS], tl.float32)
-    for start in range(0, mask.n, ROWS):
+    for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, mask.n)
+        row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        share = tl.exp(scores + vector(f, head, n_rows, half, i, mask.n)[:, None] + g[None, :])
-        pulled += tl.sum(share * vector(df, head, n_rows, half, i, mask.n)[:, None], 0)
-    at = dg + (head.to(tl.int64) * n_cols + half - 1) * mask.m + j
-    tl.store(at, tl.where(col, -pulled, 0.0), mask=j < mask.m)
+        share = tl.exp(scores + vector(f, head, n_rows, half, i, n)[:, None] + g[None, :])
+        pulled += tl.sum(share * vector(df, head, n_rows, half, i, n)[:, None], 0)
+    at = dg + (head.to(tl.int64) * n_cols + half - 1) * m + j
+    tl.store(at, tl.where(col, -pulled, 0.0), mask=j < m)
 
 
 @triton.jit
 def score_gradient(
-    scores, incoming, v, mask, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
+    scores, incoming, v, n, m, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
 ):  # fmt: skip
     """A tile of the gradient of the scores."""
     strength = relaxation(tau, head)
     target = tl.load(log_rho + head)
-    f_last = vector(f, head, n_rows, n_rows - 1, i, mask.n)
-    g_last = -strength * vector(excess, head, n_cols, n_cols - 1, j, mask.m)
+    f_last = vector(f, head, n_rows, n_rows - 1, i, n)
+    g_last = -strength * vector(excess, head, n_cols, n_cols - 1, j, m)
     weights = tl.exp(scores + f_last[:, None] + g_last[None, :])
     inside = tl.dot(incoming, tl.trans(v), input_precision="ieee")
-    if dropout is not None:
+    if dropout.seed is not None:
         inside = tl.where(kept(dropout, head, i, j), inside * dropout.scale, 0.0)
     beside = tl.zeros(scores.shape, tl.float32)
     steps = change + head.to(tl.int64) * (n_rows + n_cols)
     for half in range(n_rows):
-        f_half = vector(f, head, n_rows, half, i, mask.n)
-        g_half = -strength * vector(excess, head, n_cols, half - 1, j, mask.m)
-        pull = vector(df, head, n_rows, half, i, mask.n)
+        f_half = vector(f, head, n_rows, half, i, n)
+        g_half = -strength * vector(excess, head, n_cols, half - 1, j, m)
+        pull = vector(df, head, n_rows, half, i, n)
         if tl.load(steps + half) <= NEAR:
             inside -= (tl.exp(f_half - f_last) * pull)[:, None] * tl.exp(g_half - g_last)[None, :]
         else:
             beside += tl.exp(scores + f_half[:, None] + g_half[None, :]) * pull[:, None]
     for half in range(n_cols):
-        f_half = vector(f, head, n_rows, half, i, mask.n)
-        away = vector(excess, head, n_cols, half, j, mask.m) + target
-        pull = strength * vector(dg, head, n_cols, half, j, mask.m)
+        f_half = vector(f, head, n_rows, half, i, n)
+        away = vector(excess, head, n_cols, half, j, m) + target
+        pull = strength * vector(dg, head, n_cols, half, j, m)
         if tl.load(steps + n_rows + half) <= NEAR:
             inside -= tl.exp(f_half - f_last)[:, None] * (tl.exp(-away - g_last) * pull)[None, :]
         else:
@@ -162,56 +163,56 @@ def score_gradient(
 
 @triton.jit
 def query_step(
-    d_out, query, key, value, mask, f, excess, tau, log_rho, dropout, df, dg, change, d_query, d_bias,
+    d_out, query, key, value, mask, n, m, f, excess, tau, log_rho, dropout, df, dg, change, d_query, d_bias,
     n_rows, n_cols, scale, d, e,
     L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`dQ = scale·dC K`, and `dC` itself where the bias asks for it."""
-    head, i = block(mask.n, ROWS)
-    row = taking_part(mask.rows, head, i, mask.n)
+    head, i = block(n, ROWS)
+    row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     incoming = tokens(d_out, mask.lead, head, i, row, e, E)
     summed = tl.zeros([ROWS, D], tl.float32)
-    for start in range(0, mask.m, COLS):
+    for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, mask.m)
+        col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         v = tokens(value, mask.lead, head, j, col, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
         grad = score_gradient(
-            scores, incoming, v, mask, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
+            scores, incoming, v, n, m, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
         )  # fmt: skip
         if d_bias is not None:
-            at = d_bias + (head.to(tl.int64) * mask.n + i)[:, None] * mask.m + j[None, :]
-            tl.store(at, grad, mask=(i < mask.n)[:, None] & (j < mask.m)[None, :])
+            at = d_bias + (head.to(tl.int64) * n + i)[:, None] * m + j[None, :]
+            tl.store(at, grad, mask=(i < n)[:, None] & (j < m)[None, :])
         summed += tl.dot(grad.to(k.dtype), k, input_precision="ieee")
     feature = tl.arange(0, D)
-    at = d_query + (head.to(tl.int64) * mask.n + i)[:, None] * d + feature[None, :]
+    at = d_query + (head.to(tl.int64) * n + i)[:, None] * d + feature[None, :]
     result = tl.where(row[:, None], summed * scale, 0.0).to(d_query.dtype.element_ty)
-    tl.store(at, result, mask=(i < mask.n)[:, None] & (feature < d)[None, :])
+    tl.store(at, result, mask=(i < n)[:, None] & (feature < d)[None, :])
 
 
 @triton.jit
 def key_step(
-    d_out, query, key, value, mask, f, excess, tau, log_rho, dropout, df, dg, change, d_key,
+    d_out, query, key, value, mask, n, m, f, excess, tau, log_rho, dropout, df, dg, change, d_key,
     n_rows, n_cols, scale, d, e,
     L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`dK = scale·dCᵀ Q`, less `scale·k` for every unit of its column where the cost is L2."""
-    head, j = block(mask.m, COLS)
-    col = taking_part(mask.cols, head, j, mask.m)
+    head, j = block(m, COLS)
+    col = taking_part(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
     v = tokens(value, mask.lead, head, j, col, e, E)
     summed = tl.zeros([COLS, D], tl.float32)
     column = tl.zeros([COLS], tl.float32)
-    for start in range(0, mask.n, ROWS):
+    for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, mask.n)
+        row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         incoming = tokens(d_out, mask.lead, head, i, row, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
         grad = score_gradient(
-            scores, incoming, v, mask, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
+            scores, incoming, v, n, m, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
         )  # fmt: skip
         summed += tl.dot(tl.trans(grad).to(q.dtype), q, input_precision="ieee")
         if L2:
@@ -219,6 +220,6 @@ def key_step(
     if L2:
         summed -= column[:, None] * k.to(tl.float32)
     feature = tl.arange(0, D)
-    at = d_key + (head.to(tl.int64) * mask.m + j)[:, None] * d + feature[None, :]
+    at = d_key + (head.to(tl.int64) * m + j)[:, None] * d + feature[None, :]
     result = tl.where(col[:, None], summed * scale, 0.0).to(d_key.dtype.element_ty)
-    tl.store(at, result, mask=(j < mask.m)[:, None] & (feature < d)[None, :])
+    tl.store(at, result, mask=(j < m)[:, None] & (feature < d)[None, :])

@@ -12,14 +12,12 @@ from torch import Tensor
 
 
 class Dropout(NamedTuple):
-    seed: Any  # int64 scalar on the device
+    seed: Any  # int64 scalar on the device; None where nothing is dropped
     threshold: int  # entries whose hash is smaller are dropped
     scale: float  # what the others are multiplied with, once summed: half precision need not hold it
 
 
-def dropout(seed: Tensor | None, p: float) -> Dropout | None:
-    if seed is None:
-        return None
+def dropout(seed: Tensor | None, p: float) -> Dropout:
     return Dropout(seed, min(int(p * 2**32), 2**32 - 1), 0.0 if p == 1 else 1 / (1 - p))
 
 

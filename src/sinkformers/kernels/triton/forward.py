@@ -45,98 +45,98 @@ def logarithm(top, total, alive):
 
 
 @triton.jit
-def lines_left(mask, left, ROWS: tl.constexpr, COLS: tl.constexpr):
+def lines_left(mask, n, m, left, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Which rows (heads, n) have an entry left: the columns' turn comes with the transposed mask."""
-    head, i = block(mask.n, ROWS)
-    row = taking_part(mask.rows, head, i, mask.n)
+    head, i = block(n, ROWS)
+    row = taking_part(mask.rows, head, i, n)
     found = tl.zeros([ROWS], tl.int32)
-    for start in range(0, mask.m, COLS):
+    for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, mask.m)
+        col = taking_part(mask.cols, head, j, m)
         alive, _ = entries_taking_part(mask, head, i, j, row, col)
         found = tl.maximum(found, tl.max(alive.to(tl.int32), 1))
-    tl.store(left + head.to(tl.int64) * mask.n + i, found != 0, mask=i < mask.n)
+    tl.store(left + head.to(tl.int64) * n + i, found != 0, mask=i < n)
 
 
 @triton.jit(do_not_specialize=["half"])
 def row_step(
-    query, key, mask, f, excess, tau, half, n_rows, n_cols, scale, d,
+    query, key, mask, n, m, f, excess, tau, half, n_rows, n_cols, scale, d,
     L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`f = −LSE_j(C + g)`."""
-    head, i = block(mask.n, ROWS)
-    row = taking_part(mask.rows, head, i, mask.n)
+    head, i = block(n, ROWS)
+    row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     strength = relaxation(tau, head)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    for start in range(0, mask.m, COLS):
+    for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, mask.m)
+        col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        g = -strength * vector(excess, head, n_cols, half - 1, j, mask.m)
+        g = -strength * vector(excess, head, n_cols, half - 1, j, m)
         _, _, top, total = fold(scores + g[None, :], top, total, 1)
-    at = f + (head.to(tl.int64) * n_rows + half) * mask.n + i
-    tl.store(at, -logarithm(top, total, row), mask=i < mask.n)
+    at = f + (head.to(tl.int64) * n_rows + half) * n + i
+    tl.store(at, -logarithm(top, total, row), mask=i < n)
 
 
 @triton.jit(do_not_specialize=["half"])
 def col_step(
-    query, key, mask, f, excess, log_rho, half, n_rows, n_cols, scale, d,
+    query, key, mask, n, m, f, excess, log_rho, half, n_rows, n_cols, scale, d,
     L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`excess = LSE_i(C + f) − log ρ`: how far the columns' sums are from their target."""
-    head, j = block(mask.m, COLS)
-    col = taking_part(mask.cols, head, j, mask.m)
+    head, j = block(m, COLS)
+    col = taking_part(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
     top = tl.full([COLS], float("-inf"), tl.float32)
     total = tl.zeros([COLS], tl.float32)
-    for start in range(0, mask.n, ROWS):
+    for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, mask.n)
+        row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        _, _, top, total = fold(scores + vector(f, head, n_rows, half, i, mask.n)[:, None], top, total, 0)
+        _, _, top, total = fold(scores + vector(f, head, n_rows, half, i, n)[:, None], top, total, 0)
     away = tl.where(col, logarithm(top, total, col) - tl.load(log_rho + head), 0.0)
-    tl.store(excess + (head.to(tl.int64) * n_cols + half) * mask.m + j, away, mask=j < mask.m)
+    tl.store(excess + (head.to(tl.int64) * n_cols + half) * m + j, away, mask=j < m)
 
 
 @triton.jit
 def last_step(
-    query, key, value, mask, f, excess, tau, dropout, out, n_rows, n_cols, scale, d, e,
+    query, key, value, mask, n, m, f, excess, tau, dropout, out, n_rows, n_cols, scale, d, e,
     ROWS_LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`exp(C + f + g) @ V`. Where rows come last, their `f` is what this pass sums up; else it is known."""
-    head, i = block(mask.n, ROWS)
-    row = taking_part(mask.rows, head, i, mask.n)
+    head, i = block(n, ROWS)
+    row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     strength = relaxation(tau, head)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     summed = tl.zeros([ROWS, E], tl.float32)
-    for start in range(0, mask.m, COLS):
+    for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, mask.m)
+        col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         v = tokens(value, mask.lead, head, j, col, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        g = -strength * vector(excess, head, n_cols, n_cols - 1, j, mask.m)
+        g = -strength * vector(excess, head, n_cols, n_cols - 1, j, m)
         # Relative to the row's maximum no weight exceeds 1, in half precision either, whatever the column sums are.
         weights, rescale, top, total = fold(scores + g[None, :], top, total, 1)
-        if dropout is not None:
+        if dropout.seed is not None:
             weights = tl.where(kept(dropout, head, i, j), weights, 0.0)
         summed = summed * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     if ROWS_LAST:
-        at = f + (head.to(tl.int64) * n_rows + n_rows - 1) * mask.n + i
-        tl.store(at, -logarithm(top, total, row), mask=i < mask.n)
+        at = f + (head.to(tl.int64) * n_rows + n_rows - 1) * n + i
+        tl.store(at, -logarithm(top, total, row), mask=i < n)
         factor = 1.0 / tl.where(row, total, 1.0)
     else:
-        factor = tl.exp(tl.where(row, top, 0.0) + vector(f, head, n_rows, n_rows - 1, i, mask.n))
-    if dropout is not None:
+        factor = tl.exp(tl.where(row, top, 0.0) + vector(f, head, n_rows, n_rows - 1, i, n))
+    if dropout.seed is not None:
         factor *= dropout.scale
     feature = tl.arange(0, E)
-    at = out + (head.to(tl.int64) * mask.n + i)[:, None] * e + feature[None, :]
+    at = out + (head.to(tl.int64) * n + i)[:, None] * e + feature[None, :]
     result = tl.where(row[:, None], summed * factor[:, None], 0.0)
-    tl.store(at, result.to(out.dtype.element_ty), mask=(i < mask.n)[:, None] & (feature < e)[None, :])
+    tl.store(at, result.to(out.dtype.element_ty), mask=(i < n)[:, None] & (feature < e)[None, :])

@@ -6,55 +6,76 @@ head axis or a mask that repeats over the batch (stride 0) is read where it lies
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 
 class Strided(NamedTuple):
-    """A tensor (*lead, rows, cols) and its strides in elements, 0 along axes that repeat."""
+    """A tensor (*lead, rows, cols) and its strides in elements: 0 along axes that repeat, None for 1.
 
-    data: Any
-    lead: tuple[int, ...]
-    row: int
-    col: int
+    Compilers before 3.7 lose an integer that is 1 in a tuple once it meets a loop; a None they keep, and like a 1 it
+    tells them that neighbours can be read at once.
+    """
+
+    data: Any  # None where there is none
+    lead: tuple[int | None, ...]
+    row: int | None
+    col: int | None
 
 
 class Mask(NamedTuple):
-    """Which entries of the scores (*lead, n, m) take part, and what is added to them."""
+    """Which entries of the scores take part, and what is added to them."""
 
-    bias: Strided | None
-    entries: Strided | None  # bool
+    bias: Strided
+    entries: Strided  # bool
     rows: Any  # bool (heads, n), contiguous: some entry is left; None where all are
     cols: Any  # bool (heads, m)
     lowest: float  # a bias down here means masked
-    lead: tuple[int, ...]
-    n: int
-    m: int
+    lead: tuple[int, ...]  # the leading axes that programs count through: see `counted`
 
 
-def strided(tensor: Tensor) -> Strided:
-    """The view of a tensor with at least two axes that kernels understand."""
-    *lead, row, col = (0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return Strided(tensor, tuple(lead) or (0,), row, col)
+def counted(lead: torch.Size) -> tuple[int, ...]:
+    """The leading axes longer than 1; one at least, whose length nobody asks for."""
+    return tuple(size for size in lead if size > 1) or (1,)
+
+
+def strided(tensor: Tensor | None, lead: torch.Size) -> Strided:
+    """The view of a tensor (*lead, rows, cols), or one whose axes of size 1 repeat, that kernels understand."""
+    if tensor is None:
+        return Strided(None, (0,) * len(counted(lead)), 0, 0)
+    steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    leading = [step for step, size in zip(steps[:-2], lead, strict=True) if size > 1] or [0]
+    *leading, row, col = (None if step == 1 else step for step in [*leading, *steps[-2:]])
+    return Strided(tensor, tuple(leading), row, col)
+
+
+@triton.jit
+def times(index, step):
+    """`index * step` for a stride, in 64 bits: n×m matrices outgrow 32."""
+    product = index.to(tl.int64)
+    if step is not None:
+        product = product * step
+    return product
 
 
 @triton.jit
 def locate(operand, lead, head):
     """Where matrix number `head` of an operand begins."""
     at = operand.data
-    rest = head.to(tl.int64)
-    for axis in tl.static_range(len(lead) - 1, -1, -1):
-        at += (rest % lead[axis]) * operand.lead[axis]
+    rest = head
+    for axis in tl.static_range(len(lead) - 1, 0, -1):
+        at += times(rest % lead[axis], operand.lead[axis])
         rest = rest // lead[axis]
-    return at
+    return at + times(rest, operand.lead[0])
 
 
 @triton.jit
 def tokens(operand, lead, head, index, alive, width, WIDTH: tl.constexpr):
     """Tokens (block, WIDTH) of one matrix. Those out of the game read as zero, whatever stands there."""
     feature = tl.arange(0, WIDTH)
-    at = locate(operand, lead, head) + index.to(tl.int64)[:, None] * operand.row + feature[None, :] * operand.col
+    at = locate(operand, lead, head) + times(index, operand.row)[:, None] + times(feature, operand.col)[None, :]
     return tl.load(at, mask=alive[:, None] & (feature < width)[None, :], other=0.0)
 
 
@@ -79,13 +100,13 @@ def taking_part(alive, head, index, count):
 def entries_taking_part(mask, head, i, j, row, col):
     """A tile of the mask, and of the bias: zero where masked."""
     alive = row[:, None] & col[None, :]
-    if mask.entries is not None:
-        at = locate(mask.entries, mask.lead, head) + i.to(tl.int64)[:, None] * mask.entries.row
-        alive = alive & (tl.load(at + j.to(tl.int64)[None, :] * mask.entries.col, mask=alive, other=0) != 0)
+    if mask.entries.data is not None:
+        at = locate(mask.entries, mask.lead, head) + times(i, mask.entries.row)[:, None]
+        alive = alive & (tl.load(at + times(j, mask.entries.col)[None, :], mask=alive, other=0) != 0)
     bias = tl.zeros(alive.shape, tl.float32)
-    if mask.bias is not None:
-        at = locate(mask.bias, mask.lead, head) + i.to(tl.int64)[:, None] * mask.bias.row
-        bias = tl.load(at + j.to(tl.int64)[None, :] * mask.bias.col, mask=alive, other=0.0).to(tl.float32)
+    if mask.bias.data is not None:
+        at = locate(mask.bias, mask.lead, head) + times(i, mask.bias.row)[:, None]
+        bias = tl.load(at + times(j, mask.bias.col)[None, :], mask=alive, other=0.0).to(tl.float32)
         # Hugging Face writes the lowest finite number for minus infinity; column steps would divide it away.
         masked = bias <= mask.lowest
         alive = alive & (masked == 0)

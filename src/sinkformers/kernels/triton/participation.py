@@ -12,13 +12,15 @@ import triton
 from torch import Tensor
 
 from sinkformers.kernels.triton.forward import lines_left
-from sinkformers.kernels.triton.operands import Mask, strided
+from sinkformers.kernels.triton.operands import Mask, counted, strided
 
 
 class Call(NamedTuple):
     """What the passes of one call share."""
 
     mask: Mask
+    n: int
+    m: int
     log_rho: Tensor  # (heads,): log of rows over columns taking part
     tau: Tensor | None  # (heads,)
     heads: int
@@ -27,10 +29,10 @@ class Call(NamedTuple):
 
     def over_rows(self, meta: dict[str, Any]) -> tuple[int]:
         """A grid of row blocks. All heads stand in the first axis: the others end at 65,535."""
-        return (self.heads * triton.cdiv(self.mask.n, meta["ROWS"]),)
+        return (self.heads * triton.cdiv(self.n, meta["ROWS"]),)
 
     def over_cols(self, meta: dict[str, Any]) -> tuple[int]:
-        return (self.heads * triton.cdiv(self.mask.m, meta["COLS"]),)
+        return (self.heads * triton.cdiv(self.m, meta["COLS"]),)
 
 
 def prepare(
@@ -43,22 +45,21 @@ def prepare(
     tau: Tensor | None,
     n_iters: int,
 ) -> Call:
-    """Combine the masks. Costs vectors; where there is a matrix of them, a pass over it for rows and one for columns."""
+    """Combine the masks: vectors, and where one of them is a matrix, a pass over it for rows and one for columns."""
     lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = math.prod(lead)
     rows, cols = _present(queries, keys, lead, n, m)
     lowest = 0.0 if bias is None else torch.finfo(bias.dtype).min / 2
-    matrices = [x if x is None else strided(x) for x in (bias, entries)]
-    mask = Mask(matrices[0], matrices[1], rows, cols, lowest, tuple(lead) or (1,), n, m)
+    mask = Mask(strided(bias, lead), strided(entries, lead), rows, cols, lowest, counted(lead))
     if bias is not None or entries is not None:
-        mask = mask._replace(rows=_left(mask, heads, query), cols=_left(_transposed(mask), heads, query))
+        mask = mask._replace(rows=_left(mask, heads, n, m, query), cols=_left(_transposed(mask), heads, m, n, query))
     if mask.rows is None:
         log_rho = query.new_full((heads,), math.log(n / m), dtype=torch.float32)
     else:
         n_live, m_live = (lines.sum(-1).clamp_min(1) for lines in (mask.rows, mask.cols))
         log_rho = (n_live / m_live).log()
     tau = None if tau is None else tau.expand(lead).reshape(heads).float().contiguous()
-    return Call(mask, log_rho, tau, heads, (n_iters + 1) // 2, n_iters // 2)
+    return Call(mask, n, m, log_rho, tau, heads, (n_iters + 1) // 2, n_iters // 2)
 
 
 def _present(
@@ -67,20 +68,20 @@ def _present(
     """The rows (heads, n) and columns (heads, m) that token masks leave: none of either without one of the other."""
     if queries is None and keys is None:
         return None, None
-    rows = keys.new_ones(n) if queries is None else queries  # pyright: ignore[reportOptionalMemberAccess]
-    cols = queries.new_ones(m) if keys is None else keys  # pyright: ignore[reportOptionalMemberAccess]
-    rows, cols = rows.expand(*lead, n), cols.expand(*lead, m)
+    everyone = torch.ones(1, dtype=torch.bool, device=(keys if queries is None else queries).device)
+    rows = (everyone if queries is None else queries).expand(*lead, n)
+    cols = (everyone if keys is None else keys).expand(*lead, m)
     rows, cols = rows & cols.any(-1, keepdim=True), cols & rows.any(-1, keepdim=True)
     return rows.reshape(-1, n).contiguous(), cols.reshape(-1, m).contiguous()
 
 
-def _left(mask: Mask, heads: int, like: Tensor) -> Tensor:
-    left = like.new_empty(heads, mask.n, dtype=torch.bool)
-    grid = (heads * triton.cdiv(mask.n, 32),)
-    lines_left[grid](mask, left, ROWS=32, COLS=64, num_warps=4, enable_fp_fusion=True)
+def _left(mask: Mask, heads: int, n: int, m: int, like: Tensor) -> Tensor:
+    left = like.new_empty(heads, n, dtype=torch.bool)
+    grid = (heads * triton.cdiv(n, 32),)
+    lines_left[grid](mask, n, m, left, ROWS=32, COLS=64, num_warps=4, enable_fp_fusion=True)
     return left
 
 
 def _transposed(mask: Mask) -> Mask:
-    bias, entries = (x if x is None else x._replace(row=x.col, col=x.row) for x in (mask.bias, mask.entries))
-    return mask._replace(bias=bias, entries=entries, rows=mask.cols, cols=mask.rows, n=mask.m, m=mask.n)
+    bias, entries = (x._replace(row=x.col, col=x.row) for x in (mask.bias, mask.entries))
+    return mask._replace(bias=bias, entries=entries, rows=mask.cols, cols=mask.rows)
