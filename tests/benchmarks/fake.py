@@ -2,6 +2,7 @@
 
 import torch
 
+from benchmarks.agreement import Checked
 from benchmarks.contest import Entry
 from benchmarks.progress import Progress
 
@@ -19,12 +20,14 @@ class FakeStep:
     """Takes `seconds` on the clock, or what a list says call by call."""
 
     def __init__(self, clock, seconds, name=""):
-        self.clock, self.seconds, self.name, self.resets, self.called = clock, seconds, name, 0, 0
+        self.clock, self.seconds, self.name, self.fresh, self.called = clock, seconds, name, False, 0
 
     def reset(self):
-        self.resets += 1
+        self.fresh = True
 
     def call(self):
+        assert self.fresh, "called again without a reset"
+        self.fresh = False
         self.called += 1
         self.clock.calls.append(self.name)
         self.clock.now += self.seconds
@@ -38,8 +41,8 @@ class Silent(Progress):
         pass
 
 
-def entry(row, step, deviation=0.0, **settings):
-    return Entry(row, build=lambda: step, deviate=lambda: deviation, settings=settings)
+def entry(row, step, deviation=0.0, seconds=0.0, **settings):
+    return Entry(row, build=lambda: step, check=lambda: Checked(deviation, seconds), settings=settings)
 
 
 def raises(error):

@@ -48,7 +48,7 @@ def test_a_missing_row_keeps_its_line_and_its_reason(error):
 
 
 def test_a_failing_row_costs_the_others_nothing():
-    broken = Entry("broken", raises(RuntimeError("\nno\nmemory")), lambda: 0.0)
+    broken = Entry("broken", raises(RuntimeError("\nno\nmemory")), lambda: agreement.Checked(0.0, 0.0))
     results = contest(entry("sdpa", FakeStep(Clock(), 0.0)), broken)
     assert results["broken"].status == "failed"
     assert results["broken"].reason == "RuntimeError: no"
@@ -76,7 +76,7 @@ def test_a_row_that_would_not_fit_is_left_out():
 @pytest.mark.parametrize("name", ["sdpa", "torch", "reference"])
 def test_honest_rows_agree(name, padding):
     case = Case(2, 3, 17, 5, n_iters=1 if name == "sdpa" else 5, padding=padding)
-    off = agreement.step_deviation(case, ROWS[name].prepare, ROWS[name].formula)
+    off = agreement.check_attention(case, ROWS[name].prepare, ROWS[name].formula).deviation
     assert off < 1e-5
 
 
@@ -84,14 +84,14 @@ def test_honest_rows_agree(name, padding):
 @pytest.mark.parametrize("backward", [True, False])
 def test_peers_do_the_same_job(name, backward):
     case = Case(2, 3, 17, 5, n_iters=1 if name == "softmax" else 5, backward=backward)
-    assert agreement.step_deviation(case, ROWS[name].prepare, ROWS[name].formula) < 1e-5
+    assert agreement.check_attention(case, ROWS[name].prepare, ROWS[name].formula).deviation < 1e-5
 
 
 def test_the_ten_lines_compute_the_same_before_they_are_compiled():
     from benchmarks.rows.loops import kernel_domain
 
     row = of_torch(lambda q, k, v, case, real: kernel_domain(q, k, v, case.n_iters))
-    assert agreement.step_deviation(Case(2, 3, 17, 5, n_iters=5), row, "sinkhorn") < 1e-5
+    assert agreement.check_attention(Case(2, 3, 17, 5, n_iters=5), row, "sinkhorn").deviation < 1e-5
 
 
 class WrongGradient(torch.autograd.Function):

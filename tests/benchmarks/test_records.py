@@ -8,9 +8,9 @@ from benchmarks.records import Run
 from benchmarks.summary import spread
 
 
-def run(started="2030-01-02T03:04:05+00:00", quick=False):
+def run(started="2030-01-02T03:04:05+00:00", quick=False, rows=None):
     machine = {"cpu": "Some CPU @ 2.0 (TM)", "cores": 2, "isa": ["avx2"], "threads": 2}
-    return Run(started, "python -m benchmarks", quick, machine, {"torch": "9.9"}, "abc", False)
+    return Run(started, "python -m benchmarks", quick, rows, machine, {"torch": "9.9"}, "abc", False)
 
 
 def timed(suite="attention", row="native", seconds=(1.0, 2.0, 3.0), **rest):
@@ -30,6 +30,7 @@ def test_the_newest_full_run_wins_suite_by_suite():
     old, new = run("2030-01-01T00:00:00+00:00"), run("2030-02-01T00:00:00+00:00")
     quick = run("2030-03-01T00:00:00+00:00", quick=True)
     pairs = [(new, timed(row="new")), (old, timed(row="old")), (quick, timed(row="quick"))]
+    pairs.append((run("2030-04-01T00:00:00+00:00", rows=["native"]), timed(row="partial")))
     pairs += [(quick, timed("masks", row="quick")), (old, timed("sharp", row="old"))]
     chosen = {suite: [m.row for m in found] for suite, (_, found) in records.newest(pairs).items()}
     assert chosen == {"attention": ["new"], "masks": ["quick"], "sharp": ["old"]}

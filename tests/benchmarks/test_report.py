@@ -12,6 +12,7 @@ RUN = Run(
     "2030-01-02T03:04:05+00:00",
     "python -m benchmarks attention",
     False,
+    None,
     {"cpu": "Some CPU", "cores": 2, "isa": ["avx2"], "threads": 2},
     {"torch": "9.9"},
     "abc123",
@@ -89,7 +90,7 @@ def test_one_head_is_compared_with_half_of_two():
         timed("one-head", "2 × 4096", "native", 0.55, 5, variant="one head"),
     ]
     target = verdicts({"one-head": found})["one head at n = 4096: time ÷ half the time of two"]
-    assert target.measured == "1.10"
+    assert target.measured == "1.100"
     assert target.verdict == "met"
 
 
@@ -119,7 +120,7 @@ def test_tiny_matrices_are_compared_with_divisions():
         timed("operator", shape, "native", 0.08, 20, baseline="divisions"),
     ]
     (target,) = [t for t in targets({"operator": found}) if "sinkhorn" in t.text]
-    assert target.measured == "12.50"
+    assert target.measured == "12.500"
     assert target.verdict == "met"
 
 

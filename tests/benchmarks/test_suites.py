@@ -79,11 +79,23 @@ def test_growth_is_fitted_where_n_is_large():
     assert fit.fit == pytest.approx({"time exponent": 2.0, "memory exponent": 1.0})
 
 
+def test_a_size_too_large_for_the_time_is_left_out_with_its_reason():
+    rows = [ROWS[name] for name in ("sdpa", "native")]
+    results = [*fake_times("scaling", "sdpa", [(4096, 10.0)]), *fake_times("scaling", "native", [(4096, 10.0)])]
+    kept, out = scaling._affordable(rows, results, Case(1, 1, 8192), left=1000.0)
+    assert [row.name for row in kept] == ["native"]  # ours may take its time while there is some
+    assert [(m.row, m.n, m.reason) for m in out] == [
+        ("sdpa", 8192, "a call would take about 45 s, too long for this suite")
+    ]
+    assert scaling._affordable(rows, results + out, Case(1, 1, 16384), left=100.0)[0] == []
+    assert scaling._last_seconds("sdpa", results + out) == 45.0
+
+
 @pytest.mark.parametrize("name", list(operator.TINY_ROWS)[2:])
 def test_the_operator_is_compared_too(name):
     got = operator._entry(name, operator.TINY_ROWS[name], (7, 4, 4), 20)
-    assert got.deviate() < 1e-5
-    assert operator._entry(name, lambda x, n: x.softmax(-1), (7, 4, 4), 20).deviate() > 1e-2
+    assert got.check().deviation < 1e-5
+    assert operator._entry(name, lambda x, n: x.softmax(-1), (7, 4, 4), 20).check().deviation > 1e-2
 
 
 def test_peak_memory_sees_what_a_step_allocates():

@@ -1,0 +1,81 @@
+"""What a row is, and when it is left out for want of memory."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from torch import Tensor
+
+from benchmarks.case import Case, Inputs
+from benchmarks.steps import Step, TorchStep, Unavailable
+from benchmarks.units import size
+
+Attention = Callable[[Tensor, Tensor, Tensor, Case, "Tensor | None"], Tensor]
+FLOAT32_BYTES = 4
+SHARE_OF_MEMORY = 0.7
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to compute attention.
+
+    `prepare` makes a step on given inputs, or raises `Unavailable`. `matrices` and `matrices_per_step` say roughly how
+    many n×n matrices a call holds at its peak, so that a row that would not fit is left out instead of killed.
+    """
+
+    name: str
+    title: str
+    prepare_step: Callable[[Inputs], Step]
+    formula: str = "sinkhorn"
+    matrices: float = 0.0
+    matrices_per_step: float = 0.0
+    compiled: bool = False
+
+    def prepare(self, inputs: Inputs) -> Step:
+        needed, free = self.bytes_needed(inputs.case), SHARE_OF_MEMORY * available_bytes()
+        if needed > free:
+            raise Unavailable(f"would need about {size(needed)} of memory, more than the {size(free)} it may take here")
+        return self.prepare_step(inputs)
+
+    def bytes_needed(self, case: Case) -> float:
+        per_step = self.matrices_per_step * case.n_iters if case.backward else 0.0
+        return FLOAT32_BYTES * case.entries * (self.matrices + per_step)
+
+
+def of_torch(attention: Attention) -> Callable[[Inputs], Step]:
+    """Steps of a function `attention(query, key, value, case, real)` of torch tensors."""
+
+    def prepare(inputs: Inputs) -> Step:
+        case, real = inputs.case, inputs.real
+        return TorchStep(
+            lambda q, k, v: attention(q, k, v, case, real), (inputs.query, inputs.key, inputs.value), inputs.grad
+        )
+
+    return prepare
+
+
+def peer(module: str, extra: str) -> ModuleType:
+    """A peer's module, or the reason it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise Unavailable(f"{module} cannot be imported ({error}); pip install 'sinkformers[{extra}]'") from None
+
+
+def refuse_mask(real: Tensor | None, name: str) -> None:
+    if real is not None:
+        raise Unavailable(f"{name} has no mask")
+
+
+def available_bytes() -> float:
+    """Memory that may still be taken; without an answer from the system, as much as anyone asks for."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return float("inf")
+    found = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
+    return 1024.0 * float(found[0]) if found else float("inf")
