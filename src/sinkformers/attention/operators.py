@@ -21,11 +21,22 @@ from sinkformers.core.problem import working_dtype
 from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
 
 
-def _tokens(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tau: MaybeTensor, seed: MaybeTensor) -> Tokens:
+def _tokens(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    tau: MaybeTensor,
+    seed: MaybeTensor,
+    backend: str,
+) -> Tokens:
+    """The call in the dtype to work in; Triton reads half precision as it is, and widens what it has to."""
     dtype = working_dtype(query.dtype)
     heads = all_heads(query.shape[:-2], query.device)
-    tau = tau if tau is None else tau.to(query.device, dtype)
-    return Tokens(query.to(dtype), key.to(dtype), value.to(dtype), masks, tau, seed, heads)
+    tau = tau if tau is None else tau.to(query.device, dtype).expand(query.shape[:-2])
+    if backend != "triton":
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return Tokens(query, key, value, masks, tau, seed, heads)
 
 
 def _for_kernel(tokens: Tokens, settings: Settings) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -39,6 +50,26 @@ def _native_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
     if not safe.all():
         out[~safe], _ = plain.forward(tokens.select(~safe), settings)
     return out, Steps(u, s, r, safe)
+
+
+def _triton_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
+    args, _ = _for_kernel(tokens, settings)
+    out, f, excess = backends.triton().attention_forward(*args[:-1], tokens.seed, *settings)
+    # Potentials in the place of scalings, and the row maxima before them; logarithms never leave their range.
+    safe = torch.ones(f.shape[:-2], dtype=torch.bool, device=f.device)
+    return out, Steps(f[..., 1:, :], excess, f[..., 0, :], safe)
+
+
+def _triton_backward(
+    d_out: Tensor, out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, wants_bias: bool
+) -> Gradients:
+    args, _ = _for_kernel(tokens, settings)
+    f = torch.cat([steps.r[..., None, :], steps.u], -2)
+    saved = (*args[3:-1], tokens.seed, f, steps.s)
+    return Gradients(*backends.triton().attention_backward(d_out, *args[:3], out, *saved, *settings, wants_bias))
+
+
+_FORWARD = {"native": _native_forward, "triton": _triton_forward, "torch": plain.forward}
 
 
 def _native_backward(
@@ -78,9 +109,8 @@ def attend_operator(
     implicitly: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed)
-    run = _native_forward if backend == "native" else plain.forward
-    out, steps = run(tokens, Settings(n_iters, scale, l2, dropout_p))
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend)
+    out, steps = _FORWARD[backend](tokens, Settings(n_iters, scale, l2, dropout_p))
     u, s, r, safe = (part.contiguous() for part in steps)
     return out.to(query.dtype), u, s, r, safe
 
@@ -118,20 +148,24 @@ def attend_backward_operator(
     backend: str,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed)
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend)
     settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, safe)
     d_out = d_out.to(tokens.query.dtype)
-    if backend == "native" and not implicitly:
-        grads = _native_backward(d_out, out, tokens, settings, steps, wants_bias)
+    if backend != "torch" and not implicitly:
+        run = _native_backward if backend == "native" else _triton_backward
+        grads = run(d_out, out, tokens, settings, steps, wants_bias)
     else:
-        if backend == "native":  # the implicit gradient wants the weights, which torch makes from its own steps
+        if backend != "torch":  # the implicit gradient wants the weights, which torch makes from its own steps
+            tokens = _tokens(query, key, value, tokens.masks, tau, seed, "torch")
             steps = plain.repeat_steps(tokens, settings)
+            d_out = d_out.to(tokens.query.dtype)
         grads = plain.backward(d_out, tokens, settings, steps, implicitly=implicitly)
     d_query, d_key, d_value, d_scores, d_tau = grads
     # What is not asked for comes as zeros; gradients must not share memory.
     unused = r.new_zeros(safe.shape)
     d_bias = unused
     if wants_bias and bias is not None:
+        assert d_scores is not None
         d_bias = d_scores.sum_to_size(bias.shape).to(bias.dtype)
         d_bias = d_bias.clone() if d_bias is d_scores else d_bias
     d_tau = unused.clone() if d_tau is None else d_tau

@@ -84,7 +84,7 @@ class Gradients(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
-    scores: Tensor  # (..., n, m)
+    scores: Tensor | None  # (..., n, m), or reduced to the bias; None where a kernel was not asked for it
     tau: Tensor | None
 
 

@@ -1,5 +1,7 @@
 """Which backend serves a call, and why one cannot: the one place that imports kernels, once they are wanted."""
 
+import os
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -16,6 +18,13 @@ def native() -> ModuleType:
     return native
 
 
+def triton() -> ModuleType:
+    """The Triton kernels, for GPUs."""
+    from sinkformers.kernels import triton
+
+    return triton
+
+
 def release_workspace() -> None:
     """Give back the memory that the compiled CPU kernels keep between calls, about 64 MiB at most.
 
@@ -29,7 +38,11 @@ def release_workspace() -> None:
 
 
 def choose(caller: str, backend: str, device: torch.device) -> str:
-    """The name of the backend that serves: `auto` takes the fastest that can, a named one serves or says why not."""
+    """The name of the backend that serves: `auto` takes the fastest known to, a named one serves or says why not.
+
+    `auto` leaves the Triton kernels alone for now: they are right in Triton's interpreter and compile for GPUs, but
+    nobody has yet run them on one.
+    """
     checks.one_of(caller, "backend", backend, NAMES)
     if backend == "auto":
         return "torch" if _unable("native", device) else "native"
@@ -45,7 +58,11 @@ def choose(caller: str, backend: str, device: torch.device) -> str:
 def _unable(backend: str, device: torch.device) -> str | None:
     """Why a backend cannot serve a device, or None."""
     if backend == "triton":
-        return "the Triton kernels are still to come"
+        if find_spec("triton") is None:
+            return "triton is not installed; pip install 'sinkformers[triton]'"
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return "the Triton kernels are for GPUs, and the tensors are on the CPU"
+        return None
     if backend == "native":
         if device.type not in ("cpu", "meta"):
             return f"the compiled kernels are for the CPU, and the tensors are on {device}"

@@ -29,8 +29,9 @@ def step_outputs(like: Tensor, lead: Sequence[int], n: int, m: int, n_iters: int
 
 def _keeps_nothing(backend: str, scores: Tensor, row_mass: Tensor | None, col_mass: Tensor | None) -> bool:
     """Whether the kernel for tiny matrices serves, which makes the steps again in backward."""
-    tiny = max(scores.shape[-2:]) <= backends.native().TINY if backend == "native" else False
-    return tiny and row_mass is None and col_mass is None
+    if backend == "torch" or row_mass is not None or col_mass is not None:
+        return False
+    return backend == "triton" or max(scores.shape[-2:]) <= backends.native().TINY
 
 
 class _Case:
@@ -71,6 +72,25 @@ class _Case:
             weights[~safe], _ = unrolled.forward(part, tau, self.n_iters)
         return weights, Steps(u, s, r, safe)
 
+    def _flat(self) -> tuple[Tensor, Tensor | None]:
+        """Scores (batch, n, m) and tau (batch), as the Triton kernel for small matrices takes them."""
+        scores, _, _, tau = self.parts
+        assert scores is not None
+        return scores.reshape(-1, *scores.shape[-2:]), tau if tau is None else tau.reshape(-1)
+
+    def triton_forward(self) -> tuple[Tensor, Steps]:
+        scores, tau = self._flat()
+        shape = self.given[0].shape
+        weights = backends.triton().tiny_forward(scores, tau, self.n_iters).reshape(shape)
+        u, s, r, safe = step_outputs(scores, shape[:-2], shape[-2], shape[-1], self.n_iters)
+        return weights, Steps(u[..., :0, :], s[..., :0, :], r[..., :0], torch.ones_like(safe))
+
+    def triton_backward(self, d_weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        scores, tau = self._flat()
+        grad, d_tau = backends.triton().tiny_backward(d_weights.reshape(scores.shape), scores, tau, self.n_iters)
+        shape = self.given[0].shape
+        return grad.reshape(shape), d_tau if d_tau is None else d_tau.reshape(shape[:-2])
+
     def backward(self, d_weights: Tensor, steps: Steps) -> tuple[Tensor, Tensor | None]:
         saved = (steps.u, steps.s, steps.r)
         grad, d_tau, safe = backends.native().operator_backward(
@@ -100,9 +120,10 @@ def normalize_operator(
     n_iters: int,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if backend == "native":
+    if backend != "torch":
         tiny = _keeps_nothing(backend, scores, row_mass, col_mass)
-        weights, steps = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny).forward()
+        case = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny)
+        weights, steps = case.forward() if backend == "native" else case.triton_forward()
     else:
         problem = pose(scores, mask, row_mass, col_mass)
         weights, steps = unrolled.forward(problem, tau if tau is None else tau.to(problem.scores), n_iters)
@@ -139,9 +160,10 @@ def normalize_backward_operator(
 ) -> tuple[Tensor, Tensor]:
     steps = Steps(u, s, r, safe)
     d_weights = d_weights.to(r.dtype)
-    if backend == "native":
+    if backend != "torch":
         tiny = _keeps_nothing(backend, scores, row_mass, col_mass)
-        grad, d_tau = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny).backward(d_weights, steps)
+        case = _Case(scores, mask, row_mass, col_mass, tau, n_iters, tiny)
+        grad, d_tau = case.backward(d_weights, steps) if backend == "native" else case.triton_backward(d_weights)
     else:
         problem = pose(scores, mask, row_mass, col_mass)
         tau = tau if tau is None else tau.to(problem.scores)

@@ -60,6 +60,11 @@ def sinkhorn(
     is_softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
     if scores.numel() == 0 or (is_softmax and backend == "auto"):
         return _softmax(scores, mask, row_mass, col_mass)
+    if chosen == "triton" and (max(scores.shape[-2:]) > 64 or row_mass is not None or col_mass is not None):
+        raise NotImplementedError(
+            f'{caller}: backend="triton" serves matrices up to 64 × 64 without masses; got {tuple(scores.shape[-2:])}. '
+            'backend="torch" serves all.'
+        )
     by_matrix = relaxation_tensor(relaxation, scores)
     if chosen == "reference":
         return reference_weights(pose(scores, mask, row_mass, col_mass), by_matrix, n_iters).to(scores.dtype)

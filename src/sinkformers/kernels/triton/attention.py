@@ -1,7 +1,8 @@
 """Doubly stochastic attention on the GPU without an n×m matrix: `out = (D∘P) V`, and its exact gradient.
 
-Between the two passes only vectors are kept: `f`, the row potentials of every row step, and `excess`, by how much the
-columns' sums missed their target before every column step, both in logarithms and float32 whatever the tokens are.
+Between the two passes only vectors are kept: `f`, the rows' maxima and the row potentials of every row step, and
+`excess`, by how much the columns' sums missed their target before every column step, both in logarithms and float32
+whatever the tokens are.
 Logarithms never leave the floating-point range, so no score is too sharp and nothing has to be handed over.
 
 Sizes are 1 at least, features 256 at most. Tokens are float16, bfloat16 or float32, the three of one call alike.
@@ -32,7 +33,7 @@ def attention_forward(
     l2: bool,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (*lead, n, e), `f` (*lead, ⌈n_iters/2⌉, n) and `excess` (*lead, ⌊n_iters/2⌋, m).
+    """Output (*lead, n, e), `f` (*lead, ⌈n_iters/2⌉ + 1, n) and `excess` (*lead, ⌊n_iters/2⌋, m).
 
     Takes query (*lead, n, d), key (*lead, m, d) and value (*lead, m, e) of any strides; `bias` and the boolean
     `entries` of the scores' rank, axes of size 1 repeated; `queries` (*lead, n) and `keys` (*lead, m), likewise; `tau`
@@ -43,7 +44,7 @@ def attention_forward(
     m, e = value.shape[-2:]
     call = prepare(query, key, bias, entries, queries, keys, tau, n_iters)
     out = query.new_empty(*lead, n, e)
-    f = query.new_empty(*lead, call.n_rows, n, dtype=torch.float32)
+    f = query.new_empty(*lead, call.n_rows + 1, n, dtype=torch.float32)
     excess = query.new_empty(*lead, call.n_cols, m, dtype=torch.float32)
     tile, _ = _tiles(query, d, e)
     static = {"L2": l2, "D": _width(d), **tile}
@@ -51,14 +52,16 @@ def attention_forward(
     q, k, v = (strided(x, query.shape[:-2]) for x in (query, key, value))
     for step in range(n_iters - n_iters % 2):
         if step % 2 == 0:
-            forward.row_step[call.over_rows](q, k, call.mask, n, m, f, excess, call.tau, step // 2, *steps, **static)
+            forward.row_step[call.over_rows](
+                q, k, call.mask, n, m, f, excess, call.tau, step // 2, *steps, FIRST=step == 0, **static
+            )
         else:
             forward.col_step[call.over_cols](
                 q, k, call.mask, n, m, f, excess, call.log_rho, step // 2, *steps, **static
             )
     forward.last_step[call.over_rows](
         q, k, v, call.mask, n, m, f, excess, call.tau, dropout(seed, dropout_p), out, *steps, e,
-        ROWS_LAST=n_iters % 2 == 1, E=_width(e), **static,
+        FIRST=n_iters == 1, ROWS_LAST=n_iters % 2 == 1, E=_width(e), **static,
     )  # fmt: skip
     return out, f, excess
 
@@ -91,7 +94,7 @@ def attention_backward(
     m, e = value.shape[-2:]
     call = prepare(query, key, bias, entries, queries, keys, tau, n_iters)
     f, excess = f.contiguous(), excess.contiguous()
-    df, dg = torch.empty_like(f), torch.empty_like(excess)
+    df, dg = f.new_empty(*lead, call.n_rows, n), torch.empty_like(excess)
     d_query, d_key, d_value = (query.new_empty(x.shape) for x in (query, key, value))
     d_bias = query.new_empty(*lead, n, m, dtype=torch.float32) if wants_bias and bias is not None else None
     tile, small_tile = _tiles(query, d, e)
@@ -123,7 +126,7 @@ def attention_backward(
 
 def _change(call: Call, f: Tensor, excess: Tensor) -> Tensor:
     """By how much a step's log-kernel may lie from that of the last weights (heads, n_iters), row steps first."""
-    f, excess = (x.reshape(call.heads, *x.shape[-2:]) for x in (f, excess))
+    f, excess = (x.reshape(call.heads, *x.shape[-2:]) for x in (f[..., 1:, :], excess))
     strength = 1.0 if call.tau is None else call.tau[:, None, None]
     g = torch.cat([excess.new_zeros(call.heads, 1, excess.shape[-1]), -strength * excess], 1)
     across = (f - f[:, -1:]).abs().amax(-1)

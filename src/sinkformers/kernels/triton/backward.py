@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sinkformers.kernels.triton.dropout import kept
-from sinkformers.kernels.triton.forward import relaxation, vector
+from sinkformers.kernels.triton.forward import relaxation, row_potential, row_shift, vector
 from sinkformers.kernels.triton.operands import block, score_tile, taking_part, tokens
 
 # A step's kernel is P∘(x yᵀ), with x and y the exponentials of the change of the potentials since, which saves an
@@ -56,8 +56,8 @@ def value_step(
         row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         incoming = tokens(d_out, mask.lead, head, i, row, e, E)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        f_last = vector(f, head, n_rows, n_rows - 1, i, n)
+        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
+        f_last = row_potential(f, head, n_rows, n_rows - 1, i, n)
         weights = tl.exp(scores + (f_last - largest)[:, None] + g[None, :])
         if ROWS_LAST:
             pulled += tl.sum(weights * vector(df, head, n_rows, n_rows - 1, i, n)[:, None], 0)
@@ -87,15 +87,16 @@ def row_adjoint(
     head, i = block(n, ROWS)
     row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
+    shift = row_shift(f, head, n_rows, i, n)
     strength = relaxation(tau, head)
     target = tl.load(log_rho + head)
-    f_half = vector(f, head, n_rows, half, i, n)
+    f_half = row_potential(f, head, n_rows, half, i, n)
     pulled = tl.zeros([ROWS], tl.float32)
     for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
         col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         away = vector(excess, head, n_cols, half, j, m) + target
         share = tl.exp(scores + f_half[:, None] - away[None, :])
         pulled += tl.sum(share * vector(dg, head, n_cols, half, j, m)[None, :], 1)
@@ -120,8 +121,8 @@ def col_adjoint(
         i = start + tl.arange(0, ROWS)
         row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        share = tl.exp(scores + vector(f, head, n_rows, half, i, n)[:, None] + g[None, :])
+        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
+        share = tl.exp(scores + row_potential(f, head, n_rows, half, i, n)[:, None] + g[None, :])
         pulled += tl.sum(share * vector(df, head, n_rows, half, i, n)[:, None], 0)
     at = dg + (head.to(tl.int64) * n_cols + half - 1) * m + j
     tl.store(at, tl.where(col, -pulled, 0.0), mask=j < m)
@@ -134,7 +135,7 @@ def score_gradient(
     """A tile of the gradient of the scores."""
     strength = relaxation(tau, head)
     target = tl.load(log_rho + head)
-    f_last = vector(f, head, n_rows, n_rows - 1, i, n)
+    f_last = row_potential(f, head, n_rows, n_rows - 1, i, n)
     g_last = -strength * vector(excess, head, n_cols, n_cols - 1, j, m)
     weights = tl.exp(scores + f_last[:, None] + g_last[None, :])
     inside = tl.dot(incoming, tl.trans(v), input_precision="ieee")
@@ -143,7 +144,7 @@ def score_gradient(
     beside = tl.zeros(scores.shape, tl.float32)
     steps = change + head.to(tl.int64) * (n_rows + n_cols)
     for half in range(n_rows):
-        f_half = vector(f, head, n_rows, half, i, n)
+        f_half = row_potential(f, head, n_rows, half, i, n)
         g_half = -strength * vector(excess, head, n_cols, half - 1, j, m)
         pull = vector(df, head, n_rows, half, i, n)
         if tl.load(steps + half) <= NEAR:
@@ -151,7 +152,7 @@ def score_gradient(
         else:
             beside += tl.exp(scores + f_half[:, None] + g_half[None, :]) * pull[:, None]
     for half in range(n_cols):
-        f_half = vector(f, head, n_rows, half, i, n)
+        f_half = row_potential(f, head, n_rows, half, i, n)
         away = vector(excess, head, n_cols, half, j, m) + target
         pull = strength * vector(dg, head, n_cols, half, j, m)
         if tl.load(steps + n_rows + half) <= NEAR:
@@ -171,6 +172,7 @@ def query_step(
     head, i = block(n, ROWS)
     row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
+    shift = row_shift(f, head, n_rows, i, n)
     incoming = tokens(d_out, mask.lead, head, i, row, e, E)
     summed = tl.zeros([ROWS, D], tl.float32)
     for start in range(0, m, COLS):
@@ -178,7 +180,7 @@ def query_step(
         col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         v = tokens(value, mask.lead, head, j, col, e, E)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         grad = score_gradient(
             scores, incoming, v, n, m, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
         )  # fmt: skip
@@ -210,7 +212,7 @@ def key_step(
         row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         incoming = tokens(d_out, mask.lead, head, i, row, e, E)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
         grad = score_gradient(
             scores, incoming, v, n, m, f, excess, tau, log_rho, dropout, df, dg, change, head, i, j, n_rows, n_cols
         )  # fmt: skip

@@ -3,6 +3,10 @@
 A row step is a log-sum-exp of `C + g` along keys, a column step one of `C + f` along queries; both make the scores
 again, tile by tile, from the tokens. Programs own what they sum, so that nothing is added atomically and the same
 input gives the same bits. The last pass is a row step too, and carries the product with the values along.
+
+The table `f` (heads, row steps + 1, n) opens with the rows' maxima, which the first row step finds. All later passes
+take them from the scores before anything else, and the potentials behind them are those of the shifted scores: no
+weight depends on the shift, and what is left to round is the size of a logarithm, not that of the largest score.
 """
 
 import triton
@@ -17,6 +21,30 @@ def vector(table, head, steps, step, index, count):
     """Entries of row `step` of a table (heads, steps, count); zero before the first step and beyond the end."""
     at = table + (head.to(tl.int64) * steps + step) * count + index
     return tl.load(at, mask=(index < count) & (tl.zeros_like(index) <= step), other=0.0)
+
+
+@triton.jit
+def row_shift(f, head, n_rows, i, n):
+    """The rows' maxima."""
+    return vector(f, head, n_rows + 1, 0, i, n)
+
+
+@triton.jit
+def row_potential(f, head, n_rows, half, i, n):
+    """The potentials that row step `half` found."""
+    return vector(f, head, n_rows + 1, half + 1, i, n)
+
+
+@triton.jit
+def store_rows(f, head, n_rows, half, i, n, row, top, total, FIRST: tl.constexpr):
+    """Write the potentials of a row step from its log-sum-exp; the first step splits off the maxima."""
+    potential = -tl.log(tl.where(row, total, 1.0))
+    at = f + head.to(tl.int64) * (n_rows + 1) * n + i
+    if FIRST:
+        tl.store(at, tl.where(row, top, 0.0), mask=i < n)
+    else:
+        potential -= tl.where(row, top, 0.0)
+    tl.store(at + (half + 1) * n, potential, mask=i < n)
 
 
 @triton.jit
@@ -39,12 +67,6 @@ def fold(x, top, total, AXIS: tl.constexpr):
 
 
 @triton.jit
-def logarithm(top, total, alive):
-    """The log-sum-exp of lines that take part; 0 of the others."""
-    return tl.where(alive, top + tl.log(tl.where(alive, total, 1.0)), 0.0)
-
-
-@triton.jit
 def lines_left(mask, n, m, left, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Which rows (heads, n) have an entry left: the columns' turn comes with the transposed mask."""
     head, i = block(n, ROWS)
@@ -61,12 +83,15 @@ def lines_left(mask, n, m, left, ROWS: tl.constexpr, COLS: tl.constexpr):
 @triton.jit(do_not_specialize=["half"])
 def row_step(
     query, key, mask, n, m, f, excess, tau, half, n_rows, n_cols, scale, d,
-    L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    FIRST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`f = −LSE_j(C + g)`."""
     head, i = block(n, ROWS)
     row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
+    shift = tl.zeros([ROWS], tl.float32)
+    if not FIRST:
+        shift = row_shift(f, head, n_rows, i, n)
     strength = relaxation(tau, head)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -74,11 +99,10 @@ def row_step(
         j = start + tl.arange(0, COLS)
         col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         g = -strength * vector(excess, head, n_cols, half - 1, j, m)
         _, _, top, total = fold(scores + g[None, :], top, total, 1)
-    at = f + (head.to(tl.int64) * n_rows + half) * n + i
-    tl.store(at, -logarithm(top, total, row), mask=i < n)
+    store_rows(f, head, n_rows, half, i, n, row, top, total, FIRST)
 
 
 @triton.jit(do_not_specialize=["half"])
@@ -96,22 +120,25 @@ def col_step(
         i = start + tl.arange(0, ROWS)
         row = taking_part(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
-        _, _, top, total = fold(scores + vector(f, head, n_rows, half, i, n)[:, None], top, total, 0)
-    away = tl.where(col, logarithm(top, total, col) - tl.load(log_rho + head), 0.0)
+        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
+        _, _, top, total = fold(scores + row_potential(f, head, n_rows, half, i, n)[:, None], top, total, 0)
+    away = tl.where(col, top + tl.log(tl.where(col, total, 1.0)) - tl.load(log_rho + head), 0.0)
     tl.store(excess + (head.to(tl.int64) * n_cols + half) * m + j, away, mask=j < m)
 
 
 @triton.jit
 def last_step(
     query, key, value, mask, n, m, f, excess, tau, dropout, out, n_rows, n_cols, scale, d, e,
-    ROWS_LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    FIRST: tl.constexpr, ROWS_LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`exp(C + f + g) @ V`. Where rows come last, their `f` is what this pass sums up; else it is known."""
     head, i = block(n, ROWS)
     row = taking_part(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
+    shift = tl.zeros([ROWS], tl.float32)
+    if not FIRST:
+        shift = row_shift(f, head, n_rows, i, n)
     strength = relaxation(tau, head)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -121,7 +148,7 @@ def last_step(
         col = taking_part(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         v = tokens(value, mask.lead, head, j, col, e, E)
-        scores = score_tile(mask, head, i, j, row, col, q, k, scale, L2)
+        scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         g = -strength * vector(excess, head, n_cols, n_cols - 1, j, m)
         # Relative to the row's maximum no weight exceeds 1, in half precision either, whatever the column sums are.
         weights, rescale, top, total = fold(scores + g[None, :], top, total, 1)
@@ -129,11 +156,10 @@ def last_step(
             weights = tl.where(kept(dropout, head, i, j), weights, 0.0)
         summed = summed * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     if ROWS_LAST:
-        at = f + (head.to(tl.int64) * n_rows + n_rows - 1) * n + i
-        tl.store(at, -logarithm(top, total, row), mask=i < n)
+        store_rows(f, head, n_rows, n_rows - 1, i, n, row, top, total, FIRST)
         factor = 1.0 / tl.where(row, total, 1.0)
     else:
-        factor = tl.exp(tl.where(row, top, 0.0) + vector(f, head, n_rows, n_rows - 1, i, n))
+        factor = tl.exp(tl.where(row, top, 0.0) + row_potential(f, head, n_rows, n_rows - 1, i, n))
     if dropout.seed is not None:
         factor *= dropout.scale
     feature = tl.arange(0, E)

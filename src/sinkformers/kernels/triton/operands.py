@@ -115,12 +115,12 @@ def entries_taking_part(mask, head, i, j, row, col):
 
 
 @triton.jit
-def score_tile(mask, head, i, j, row, col, q, k, scale, L2: tl.constexpr):
-    """Scores in float32 of tokens that were read with `tokens`; minus infinity where masked."""
+def score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2: tl.constexpr):
+    """Scores in float32 of tokens read with `tokens`, each row less its shift; minus infinity where masked."""
     alive, bias = entries_taking_part(mask, head, i, j, row, col)
     # The default for float32 is tf32, whose ten bits would be the largest error of all.
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias
     if L2:  # |q|² shifts whole rows, which no weight depends on
         wide = k.to(tl.float32)
         scores -= (0.5 * scale * tl.sum(wide * wide, 1))[None, :]
-    return tl.where(alive, scores, float("-inf"))
+    return tl.where(alive, scores - shift[:, None], float("-inf"))

@@ -1,0 +1,386 @@
+"""The Triton kernels against float64, in Triton's interpreter: the output and every gradient.
+
+In float32 a kernel may err at most four times as much as the definition does when torch evaluates it in float32; in
+half precision at most twice as much as eager SoftMax attention in that dtype. Where the yardstick happens to be nearly
+exact, four roundings of the largest number in question are granted, or of 1, the size of the inputs.
+"""
+
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("test_triton_numerics.py runs this file with TRITON_INTERPRET set", allow_module_level=True)
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+import oracle
+from sinkformers import sinkhorn
+from sinkformers.kernels.triton import attention, attention_backward, attention_forward, tiny_backward, tiny_forward
+
+pytestmark = pytest.mark.triton
+
+SEED = 0x1234_5678_9ABC_DEF0
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_products(monkeypatch):
+    """The interpreter keeps bfloat16 as its bits and multiplies those; here it multiplies the numbers."""
+    builder = interpreter.InterpreterBuilder
+    original = builder.create_dot
+
+    def widen(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: original(self, widen(a), widen(b), *rest))
+
+
+class Case:
+    """Inputs of one call. Sizes are distinct primes, beyond one tile."""
+
+    def __init__(self, *lead, n=37, m=43, d=17, e=23, std=1.0, dtype=torch.float32, **options):
+        self.lead, self.n, self.m = lead, n, m
+        self.q, self.k, self.v, self.d_out = (
+            torch.randn(*lead, rows, width).to(dtype) for rows, width in ((n, d), (m, d), (m, e), (n, e))
+        )
+        self.q *= std
+        self.bias = self.entries = self.queries = self.keys = self.tau = None
+        self.n_iters, self.l2, self.p, self.scale = 3, False, 0.0, 1 / math.sqrt(d)
+        self.__dict__.update(options)
+        self.seed = torch.tensor(SEED) if self.p else None
+
+    @property
+    def masks(self):
+        return self.bias, self.entries, self.queries, self.keys, self.tau, self.seed
+
+    def run(self):
+        """Output and gradients, None where there is none."""
+        out, f, excess = attention_forward(
+            self.q, self.k, self.v, *self.masks, self.n_iters, self.scale, self.l2, self.p
+        )
+        grads = attention_backward(
+            self.d_out, self.q, self.k, self.v, out, *self.masks, f, excess, self.n_iters, self.scale, self.l2, self.p,
+            self.bias is not None,
+        )  # fmt: skip
+        return out, *grads
+
+    def participants(self):
+        """One boolean matrix (*lead, n, m)."""
+        alive = torch.ones(*self.lead, self.n, self.m, dtype=torch.bool)
+        if self.bias is not None:
+            alive = alive & (self.bias > torch.finfo(self.bias.dtype).min / 2)
+        if self.entries is not None:
+            alive = alive & self.entries
+        if self.queries is not None:
+            alive = alive & self.queries[..., None]
+        if self.keys is not None:
+            alive = alive & self.keys[..., None, :]
+        return alive
+
+    def evaluate(self, weights_of, dtype):
+        """The same in torch, differentiated by autograd; tokens out of the game are zero."""
+        alive = self.participants()
+        rows, cols = alive.any(-1)[..., None], alive.any(-2)[..., None]
+        leaves = [torch.where(a, x, 0).to(dtype) for x, a in ((self.q, rows), (self.k, cols), (self.v, cols))]
+        leaves += [
+            None if self.bias is None else self.bias.to(dtype),
+            self.tau if self.tau is None else self.tau.to(dtype),
+        ]
+        for leaf in leaves:
+            if leaf is not None:
+                leaf.requires_grad_()
+        q, k, v, bias, tau = leaves
+        scores = self.scale * q @ k.mT
+        if self.l2:
+            scores = scores - 0.5 * self.scale * k.square().sum(-1)[..., None, :]
+        if bias is not None:
+            scores = scores + torch.where(alive, bias, 0)
+        weights = weights_of(scores, n_iters=self.n_iters, mask=alive, tau=1.0 if tau is None else tau)
+        if self.p:
+            weights = weights * dropped(weights.shape, SEED, self.p).to(dtype)
+        out = weights @ v
+        d_out = torch.where(rows, self.d_out, 0).to(dtype)
+        wanted = [leaf for leaf in leaves if leaf is not None]
+        grads = iter(torch.autograd.grad(out, wanted, d_out, allow_unused=True, materialize_grads=True))
+        return out, *(None if leaf is None else next(grads) for leaf in leaves)
+
+    def check(self, reach=4):
+        got = self.run()
+        exact = self.evaluate(oracle.batch_weights, torch.float64)
+        yardstick = self.evaluate(lambda *a, **k: sinkhorn(*a, backend="reference", **k), torch.float32)
+        compare(got, exact, yardstick, reach)
+        return got
+
+
+def compare(got, exact, yardstick, reach):
+    for name, mine, true, theirs in zip(("out", "q", "k", "v", "bias", "tau"), got, exact, yardstick, strict=False):
+        assert (mine is None) == (true is None), name
+        if mine is None:
+            continue
+        assert mine.shape == true.shape, name
+        error, allowed = ((x.double() - true).abs().max().item() for x in (mine, theirs))
+        floor = torch.finfo(mine.dtype).eps * max(1.0, true.abs().max().item())
+        assert error <= reach * max(allowed, floor), (name, error, allowed, floor)
+
+
+def dropped(shape, seed, p):
+    """The multipliers of dropout, entry by entry in Python's integers."""
+    word = 2**32 - 1
+
+    def mix(x):
+        x ^= x >> 16
+        x = x * 0x7FEB352D & word
+        x ^= x >> 15
+        x = x * 0x846CA68B & word
+        return x ^ x >> 16
+
+    seed %= 2**64
+    *lead, n, m = shape
+    start = mix(mix(seed & word) ^ seed >> 32)
+    heads = [mix(start + head * 0x9E3779B9 & word) for head in range(math.prod(lead))]
+    rows = [mix(head + i * 0x85EBCA6B & word) for head in heads for i in range(n)]
+    bits = [mix(row + j * 0xC2B2AE35 & word) for row in rows for j in range(m)]
+    return (torch.tensor(bits).view(shape) >= math.floor(p * 2**32)).double() / (1 - p)
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 3, 4, 7])
+def test_any_number_of_steps(n_iters):
+    Case(2, n_iters=n_iters).check()
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 5, 6])
+def test_sharp_scores(n_iters):
+    Case(2, std=30.0, n_iters=n_iters).check()
+
+
+def test_sharp_steps_are_exponentiated_and_near_ones_are_not():
+    """One head of each kind in one call: the gradient of the scores takes both ways."""
+    case = Case(2, n_iters=5)
+    case.q[0] *= 60
+    seen = []
+    original = attention._change
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_change", lambda *a: seen.append(original(*a)) or seen[0])
+        case.check()
+    assert seen[0].shape == (2, 5)
+    assert seen[0][0].max() > 40 > seen[0][1].max()
+
+
+def test_a_hub():
+    """Scores that drive potentials to hundreds: far beyond what a scaling could hold."""
+    bias = torch.full((1, 41, 41), -1000.0)
+    bias[:, 0] = bias[:, :, :20] = 0
+    Case(1, n=41, m=41, std=0.1, n_iters=9, bias=bias).check()
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "d", "e"), [(1, 5, 3, 2), (5, 1, 2, 3), (71, 3, 40, 5), (2, 67, 5, 41), (3, 2, 131, 7)]
+)
+def test_awkward_sizes(n, m, d, e):
+    Case(2, n=n, m=m, d=d, e=e, n_iters=4).check()
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (2, 1, 3)])
+def test_leading_axes(lead):
+    Case(*lead, n=7, m=11, d=5, e=3, p=0.2).check()
+
+
+def test_any_strides():
+    """Heads beside features, features apart, a value and an incoming gradient that repeat: nothing is copied first."""
+    case = Case(2, 3, n=7, m=11, d=5, e=3)
+    case.q = torch.randn(2, 7, 3, 5).transpose(1, 2)
+    case.k = torch.randn(3, 5, 11, 2).permute(3, 0, 2, 1)
+    case.v = torch.randn(11, 3).expand(2, 3, 11, 3)
+    case.d_out = torch.randn(()).expand(2, 3, 7, 3)
+    case.bias = torch.randn(11, 7, 3, 1).permute(3, 2, 1, 0)
+    case.entries = (torch.rand(2, 1, 11, 1) > 0.3).transpose(-1, -2)
+    case.tau = torch.rand(3, 2).mT
+    case.check()
+
+
+def test_padding_leaves_no_trace():
+    """NaN in padded tokens and in their outputs' gradients changes no bit; the gradients there are exact zeros."""
+    real_q, real_k = torch.arange(37) < torch.tensor([[29], [37]]), torch.arange(43) < torch.tensor([[43], [31]])
+    results = []
+    for filling in (0.0, torch.nan, torch.inf):
+        torch.manual_seed(1)
+        case = Case(2, n_iters=4, queries=real_q, keys=real_k, l2=True)
+        for x, real in ((case.q, real_q), (case.d_out, real_q), (case.k, real_k), (case.v, real_k)):
+            x.masked_fill_(~real[..., None], filling)
+        results.append(case.check())
+    for result in results:
+        for a, b, real in zip(result[:4], results[0], (real_q, real_q, real_k, real_k), strict=False):
+            assert a.equal(b)
+            assert a[~real].eq(0).all()
+
+
+@pytest.mark.parametrize("which", ["queries", "keys"])
+def test_one_token_mask_alone(which):
+    size = {"queries": 37, "keys": 43}[which]
+    case = Case(2, 2, d=5, e=3, **{which: torch.rand(2, 1, size) > 0.4})
+    case.keys = case.keys if case.keys is None else case.keys.clone().index_fill_(0, torch.tensor([1]), False)
+    out, *_ = case.check()
+    assert which == "queries" or out[1].eq(0).all()
+
+
+def test_a_window_with_dead_lines():
+    """No product of rows and columns; some lines have nothing left, and NaN stands there."""
+    i, j = torch.arange(37)[:, None], torch.arange(43)
+    entries = ((i - j).abs() < 5) & (i % 7 != 3) & (j % 11 != 5)
+    case = Case(2, n_iters=5, entries=entries[None], tau=torch.tensor([0.3, 1.0]))
+    for x, dead in ((case.q, ~entries.any(1)), (case.d_out, ~entries.any(1)), (case.k, ~entries.any(0))):
+        x[:, dead] = torch.nan
+    case.v[:, ~entries.any(0)] = torch.inf
+    results = case.check()
+    assert all(x.isfinite().all() for x in results if x is not None)
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, torch.finfo(torch.float32).min / 2, -torch.inf])
+def test_the_lowest_bias_is_a_mask(lowest):
+    hidden = torch.rand(2, 1, 1, 43) < 0.3
+    bias = torch.randn(2, 1, 1, 43).masked_fill(hidden, lowest)
+    *_, d_bias, _ = Case(2, 2, d=5, e=3, bias=bias).check()
+    assert d_bias[hidden].eq(0).all()
+    assert d_bias[~hidden].ne(0).all()
+
+
+def test_every_mask_at_once():
+    case = Case(2, 2, n=11, m=13, d=5, e=3, n_iters=5, l2=True, p=0.3)
+    case.bias = torch.randn(1, 2, 11, 13).masked_fill(torch.rand(1, 2, 11, 13) < 0.2, -torch.inf)
+    case.entries = torch.rand(2, 1, 11, 13) > 0.2
+    case.queries, case.keys = torch.rand(1, 2, 11) > 0.2, torch.rand(2, 1, 13) > 0.2
+    case.tau = torch.tensor([[0.0, 0.4], [0.9, 1.0]])
+    case.check()
+
+
+@pytest.mark.parametrize("n_iters", [3, 4])
+def test_relaxed_columns(n_iters):
+    Case(3, d=5, e=3, n_iters=n_iters, tau=torch.tensor([0.0, 0.5, 1.0])).check()
+
+
+@pytest.mark.parametrize("n_iters", [1, 4])
+def test_l2_cost(n_iters):
+    Case(2, l2=True, n_iters=n_iters).check()
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 3])
+def test_dropout(n_iters):
+    Case(2, d=5, e=3, p=0.3, n_iters=n_iters).check()
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 3, -5])
+def test_the_whole_seed_counts(seed):
+    """Uniform weights read out through an identity: the mask itself."""
+    q, k, v = torch.zeros(2, 5, 16), torch.zeros(2, 7, 16), torch.eye(7).expand(2, 7, 7)
+    out, *_ = attention_forward(q, k, v, None, None, None, None, None, torch.tensor(seed), 3, 1.0, False, 0.4)
+    torch.testing.assert_close(out * 7, dropped((2, 5, 7), seed, 0.4).float())
+
+
+def test_dropping_everything():
+    case = Case(2, n=5, m=7, d=3, e=3)
+    case.p, case.seed = 1.0, torch.tensor(3)
+    results = case.run()
+    assert all(x.eq(0).all() for x in results if x is not None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("n_iters", "std", "l2"), [(1, 1.0, False), (3, 4.0, False), (4, 1.0, True)])
+def test_half_precision_errs_at_most_twice_as_much_as_eager_softmax(dtype, n_iters, std, l2):
+    case = Case(2, n=71, m=67, d=16, e=24, std=std, dtype=dtype, n_iters=n_iters, l2=l2, tau=torch.tensor([0.8, 1.0]))
+    got, exact = case.run(), case.evaluate(oracle.batch_weights, torch.float64)
+    softmax = Case(2, n=71, m=67, d=16, e=24, dtype=dtype)
+    softmax.q, softmax.k, softmax.v, softmax.d_out, softmax.n_iters = case.q, case.k, case.v, case.d_out, 1
+    true = softmax.evaluate(oracle.batch_weights, torch.float64)
+    q, k, v = (x.clone().requires_grad_() for x in (case.q, case.k, case.v))
+    eager = torch.softmax(case.scale * (q @ k.mT), -1) @ v
+    eager = (eager, *torch.autograd.grad(eager, (q, k, v), case.d_out))
+    for name, mine, mine_exact, theirs, theirs_exact in zip("oqkv", got, exact, eager, true, strict=False):
+        assert mine.dtype == dtype
+        error, allowed = (mine.double() - mine_exact).abs().max(), (theirs.double() - theirs_exact).abs().max()
+        assert error <= 2 * allowed, (name, error, allowed)
+
+
+def test_iterations_run_in_float32():
+    """Half-precision tokens, but row sums right to float32: read out as the sum of weights over values of one."""
+    case = Case(1, n=71, m=67, d=16, e=16, std=8.0, dtype=torch.bfloat16, n_iters=5)
+    _, f, excess = attention_forward(case.q, case.k, case.v, *case.masks, 5, case.scale, False, 0.0)
+    assert f.dtype == excess.dtype == torch.float32
+    assert f.shape == (1, 4, 71)
+    assert excess.shape == (1, 2, 67)
+    scores = case.scale * case.q.double() @ case.k.double().mT
+    f = f[:, -1] - f[:, 0]  # the last potentials are those of the scores less the rows' maxima
+    sums = (scores + f[..., None].double() - excess[:, -1, None, :].double()).exp().sum(-1)
+    assert (sums - 1).abs().max() < 1e-5
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that is made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and "empty" in func.__name__:
+            Largest.size = max(Largest.size, made.numel())
+        return made
+
+
+def test_no_matrix_is_made():
+    case = Case(1, n=131, m=137, d=5, e=3, n_iters=5, entries=torch.rand(1, 131, 137) > 0.3, p=0.1)
+    with Largest():
+        case.run()
+    assert Largest.size == 5 * 137 < 131 * 137 / 8
+
+
+TINY = {
+    "4×4, many": (261, 4, 4, 20, 1.0, False, False),
+    "once": (5, 4, 4, 1, 1.0, False, False),
+    "even, masked, relaxed": (7, 3, 5, 2, 1.0, True, True),
+    "sharp": (3, 61, 64, 5, 30.0, True, True),
+    "one row": (3, 1, 5, 3, 1.0, True, False),
+    "long": (2, 5, 3, 41, 3.0, False, True),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiny_matrices(name, dtype):
+    count, n, m, n_iters, std, masked, relaxed = TINY[name]
+    scores = (std * torch.randn(count, m, n)).mT.to(dtype)
+    if masked:
+        scores = scores.masked_fill(torch.rand(scores.shape) < 0.3, -torch.inf)
+        scores[0, :, 0] = scores[-1, 0] = -torch.inf
+    tau = torch.rand(count) if relaxed else None
+    d_weights = torch.randn(m, count, n).permute(1, 2, 0).to(dtype)
+    hidden = d_weights.masked_fill(scores == -torch.inf, torch.nan)
+    got = (tiny_forward(scores, tau, n_iters), *tiny_backward(hidden, scores, tau, n_iters))
+
+    def evaluate(weights_of, dtype):
+        leaves = [scores.to(dtype).requires_grad_(), None if tau is None else tau.to(dtype).requires_grad_()]
+        weights = weights_of(leaves[0], n_iters=n_iters, tau=1.0 if tau is None else leaves[1])
+        wanted = leaves if tau is not None else leaves[:1]
+        grads = torch.autograd.grad(weights, wanted, d_weights.to(dtype), allow_unused=True, materialize_grads=True)
+        return weights, *grads, *([None] if tau is None else [])
+
+    exact = evaluate(oracle.batch_weights, torch.float64)
+    yardstick = evaluate(lambda *a, **k: sinkhorn(*a, backend="reference", **k), torch.float32)
+    compare(got, exact, yardstick, 4)
+    assert got[0].dtype == got[1].dtype == dtype
+    assert got[1][scores == -torch.inf].eq(0).all()
+    assert got[0][scores == -torch.inf].eq(0).all()
+
+
+def test_a_tiny_hub():
+    scores = torch.full((2, 8, 8), -1000.0)
+    scores[:, 0] = scores[:, :, :4] = 0
+    exact = oracle.batch_weights(scores, 51)
+    assert (tiny_forward(scores, None, 51).double() - exact).abs().max() < 1e-5
+    grad, _ = tiny_backward(torch.randn(2, 8, 8), scores, None, 51)
+    assert grad.isfinite().all()
