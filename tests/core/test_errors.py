@@ -41,6 +41,7 @@ SINKHORN = [
     ({"col_mass": torch.full((5,), 0.2)}, ValueError, r"col_mass must broadcast to .* = \(2, 7\); got shape \(5,\)"),
     ({"col_mass": torch.ones(1)}, ValueError, "col_mass must have 7 entries along its last axis; got 1"),
     ({"col_mass": torch.tensor([1, 0, 0, 0, 0, 0, 0])}, TypeError, "col_mass must be float.*got torch.int64"),
+    ({"row_mass": torch.full((5,), 0.205).bfloat16()}, ValueError, "row_mass must sum to 1"),
     ({"row_mass": torch.full((5,), torch.nan)}, ValueError, "row_mass must be non-negative"),
     (
         {"row_mass": torch.full((5,), 0.2, requires_grad=True)},

@@ -78,6 +78,10 @@ def test_the_fast_gradient_refuses_a_second_derivative():
         grad.sum().backward()
 
 
+def test_softmax_can_be_differentiated_twice_too():
+    gradgradcheck(lambda c: sinkhorn(c, n_iters=1), scores_of((4, 5)))
+
+
 LIMITS = {
     "square": {},
     "rows weighted": {"row_mass": torch.tensor([0.1, 0.2, 0.3, 0.25, 0.15], dtype=torch.float64)},

@@ -144,6 +144,23 @@ def test_the_smallest_tolerance_is_reached(n, m, dtype):
     assert info.converged
 
 
+def test_marginal_error_in_float64():
+    rows, cols = marginal_error(torch.full((3, 7), 1 / 7, dtype=torch.float64))
+    assert rows < 1e-15
+    assert cols < 1e-15
+
+
+def test_what_comes_in_where_an_entry_is_out_of_the_limit():
+    scores = torch.randn(4, 4, dtype=torch.float64)
+    scores[0, 1] = -torch.inf
+    scores.requires_grad_()
+    mass = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    for options, out in (({}, scores.detach() == -torch.inf), ({"col_mass": mass}, (mass == 0).expand(4, 4))):
+        d_weights = torch.ones(4, 4, dtype=torch.float64).masked_fill(out, torch.nan)
+        (grad,) = torch.autograd.grad(sinkhorn_limit(scores, max_iters=5001, **options), scores, d_weights)
+        assert grad.isfinite().all()
+
+
 def test_marginal_error_counts_what_takes_part():
     weights = torch.tensor([[0.5, 0.5, 9.0], [0.25, 0.25, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])

@@ -257,3 +257,28 @@ def test_inputs_are_left_alone():
         layer(x, x, x, key_padding_mask=padding, need_weights=need_weights)[0].sum().backward()
     assert x.equal(before[0])
     assert padding.equal(before[1])
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_half_precision_does_not_overflow_before_it_is_scaled(need_weights):
+    theirs, ours = pair(batch_first=True)
+    x = 60 * torch.randn(2, 5, 8).half()
+    theirs, ours = theirs.half(), ours.half()
+    for layer in (theirs, ours):
+        layer.in_proj_weight.data *= 8
+    assert theirs(x, x, x, need_weights=need_weights)[0].isfinite().all()
+    out, weights = ours(x, x, x, need_weights=need_weights, attn_mask=torch.zeros(5, 5))
+    assert out.dtype == torch.float16
+    assert out.isfinite().all()
+    assert weights is None or weights.isfinite().all()
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_key_that_attn_mask_takes_out_leaves_no_trace(need_weights):
+    layer = MultiheadAttention(8, 2, batch_first=True, n_iters=3)
+    x, y = torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+    ignored = torch.zeros(5, 7, dtype=torch.bool)
+    ignored[:, 3] = True
+    clean, _ = layer(x, y, y, attn_mask=ignored, need_weights=need_weights)
+    y[:, 3] = torch.nan
+    assert layer(x, y, y, attn_mask=ignored, need_weights=need_weights)[0].equal(clean)

@@ -85,7 +85,7 @@ def sinkhorn_attention(
         _check_implicit(n_iters, chosen)
     if is_causal:
         _check_causal(attn_mask, n_iters == 1 or softmax)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.number(CALLER, "scale", scale)
+    scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else checks.number(CALLER, "scale", scale)
     masks = _check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
     if softmax and backend == "auto":
         return _softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
@@ -102,24 +102,29 @@ def sinkhorn_attention(
     return attend(query, key, value, *masks, by_head, seed, *settings)[0]
 
 
-def attention_weights(
+def attention_with_weights(
     query: Tensor,
     key: Tensor,
+    value: Tensor,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     *,
     n_iters: int = 3,
     tau: float | Tensor = 1.0,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
-) -> Tensor:
-    """The weights (…, n, m) that `sinkhorn_attention` multiplies the values with, for those who want to see them."""
-    query, key, _ = _check_tokens(query, key, key, False)
-    shape = torch.Size((*query.shape[:-1], key.shape[-2]))
-    who = combine(_check_masks(attn_mask, query_mask, key_mask, shape))
-    scores = silence(query, who.queries) @ silence(key, who.keys).mT / math.sqrt(query.shape[-1])
-    if who.bias is not None:
-        scores = scores + who.bias
-    return sinkhorn(scores, n_iters=n_iters, tau=tau, mask=who.entries)
+) -> tuple[Tensor, Tensor]:
+    """`sinkhorn_attention` for those who want to see the weights (…, n, m): output and weights, after dropout."""
+    query, key, value = _check_tokens(query, key, value, False)
+    masks = _check_masks(attn_mask, query_mask, key_mask, torch.Size((*query.shape[:-1], key.shape[-2])))
+    dtype = working_dtype(query.dtype)
+    with without_autocast(query.device):
+        who = combine(masks)
+        q, k = silence(query.to(dtype), who.queries), silence(key.to(dtype), who.keys)
+        problem = attention_problem(q, k, who, 1 / math.sqrt(max(1, query.shape[-1])), False)
+        weights = F.dropout(sinkhorn(problem.scores, n_iters=n_iters, tau=tau), dropout_p)
+        out = silence(weights @ silence(value.to(dtype), who.keys), who.queries)
+    return out.to(query.dtype), weights.to(query.dtype)
 
 
 def _softmax_attention(

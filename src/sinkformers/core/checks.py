@@ -173,8 +173,9 @@ checked_tau = differentiable(
 @torch.library.custom_op("sinkformers::checked_mass", mutates_args=())
 def checked_mass(mass: Tensor, caller: str, name: str) -> Tensor:
     _require((mass >= 0).all(), f"{caller}: {name} must be non-negative; got {_shown(mass)}.")
-    # Masses normalised in their own dtype are off by a rounding per term of the sum.
-    tolerance = (mass.shape[-1] + 2) * torch.finfo(mass.dtype).eps
+    # Masses normalised in their own dtype are off by a rounding each, and by those of a sum in float32 or better.
+    summed = torch.float64 if mass.dtype == torch.float64 else torch.float32
+    tolerance = 2 * torch.finfo(mass.dtype).eps + mass.shape[-1] * torch.finfo(summed).eps
     total = mass.to(torch.float64 if mass.device.type == "cpu" else torch.float32).sum(-1)
     _require(
         ((total - 1).abs() <= tolerance).all(),

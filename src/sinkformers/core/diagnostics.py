@@ -32,8 +32,8 @@ def marginal_error(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor,
         taking_part = mask.expand(weights.shape)
         sums = sums.masked_fill(~taking_part, 0.0)
     rows, cols = taking_part.any(-1), taking_part.any(-2)
-    target = rows.sum(-1, keepdim=True) / cols.sum(-1, keepdim=True).clamp_min(1)
-    return _largest(sums.sum(-1) - 1, rows), _largest(sums.sum(-2) - target.to(sums.dtype), cols)
+    target = rows.sum(-1, keepdim=True).to(sums.dtype) / cols.sum(-1, keepdim=True).clamp_min(1)
+    return _largest(sums.sum(-1) - 1, rows), _largest(sums.sum(-2) - target, cols)
 
 
 def _largest(error: Tensor, alive: Tensor) -> Tensor:

@@ -117,6 +117,8 @@ def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) 
             if going.sum() <= going.numel() / 2:  # copying the rest pays once half of the batch stands still
                 run.keep(going)
     weights.masked_fill_(problem.scores == -torch.inf, 0.0)
+    # The kernel was made anew around rounded potentials where they drifted far; rows sum to 1 all the same.
+    weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
     return weights, excess, residual, iterations, residual <= tol
 
 
@@ -163,7 +165,8 @@ def limit_backward_operator(
     # Only the row weights are read; weights that underflowed to zero take part all the same, as the masses say.
     weight = pose(torch.zeros_like(weights), mask, row_mass, col_mass).weight
     tau = tau if tau is None else tau.to(weights)
-    d_weights = d_weights if mask is None else d_weights.masked_fill(~mask, 0.0)
+    # An incoming NaN where an entry is out must not meet its zero.
+    d_weights = d_weights.masked_fill(weights == 0, 0.0)
     grad, d_tau = implicit.gradient(weights, d_weights, weight, tau, excess)
     return grad, weights.new_zeros(weights.shape[:-2]) if d_tau is None else d_tau
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.core.registration import differentiable, not_differentiable, register_vmap
+from sinkformers.core.registration import differentiable, register_vmap
 
 
 def _clean(first_column: Tensor) -> bool:
@@ -52,7 +52,18 @@ def _backward(ctx: Any, d_weights: Tensor) -> Tensor:
     return softmax_backward(d_weights, ctx.saved_tensors[0])
 
 
+def _save_gradient(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _second(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of W∘(D − Σ W∘D) in D and in W; torch's own operations, so there is no last derivative."""
+    d_weights, weights = ctx.saved_tensors
+    centre, along = (weights * d_weights).sum(-1, keepdim=True), (weights * grad).sum(-1, keepdim=True)
+    return weights * (grad - along), grad * (d_weights - centre) - d_weights * along
+
+
 register_vmap(softmax_operator)
 register_vmap(softmax_backward_operator)
 softmax = differentiable(softmax_operator, _save, _backward)
-softmax_backward = not_differentiable(softmax_backward_operator)
+softmax_backward = differentiable(softmax_backward_operator, _save_gradient, _second)

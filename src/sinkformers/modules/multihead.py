@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinkformers.attention import attention_weights, sinkhorn_attention
+from sinkformers.attention import attention_with_weights, sinkhorn_attention
 from sinkformers.attention.functional import refuse_causal
 from sinkformers.core import checks
 
@@ -72,7 +72,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Attend; see `nn.MultiheadAttention.forward` for shapes. `query_padding_mask` is boolean (batch, n)."""
         if is_causal and attn_mask is None:
             raise ValueError(f"{CALLER}: is_causal is a hint that attn_mask is causal; got no attn_mask. Pass both.")
-        if is_causal and self.n_iters != 1:
+        if is_causal and self.n_iters != 1 and not (isinstance(self.tau, float) and self.tau == 0):
             refuse_causal(CALLER)
         ignored = _ignored(key_padding_mask)
         if query_padding_mask is None and query is key:
@@ -87,11 +87,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": queries, "key_mask": keys}
         dropout, weights = self.dropout if self.training else 0.0, None
         if need_weights:
-            weights = attention_weights(q, k, mask, **options)
-            weights = F.dropout(weights, dropout, self.training)
-            out = weights @ (v if keys is None else v.masked_fill(~keys[:, None, :, None], 0.0))
-            if queries is not None:
-                out = out.masked_fill(~queries[:, None, :, None], 0.0)
+            out, weights = attention_with_weights(q, k, v, mask, dropout, **options)
         else:
             out = sinkhorn_attention(q, k, v, mask, dropout, **options)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
