@@ -243,3 +243,12 @@ def test_iterations_save_vectors_only(options):
     tokens_bytes = q.nbytes + k.nbytes + v.nbytes + q.nbytes  # the last for the output, as wide as the queries
     assert few < tokens_bytes + 4 * (131 + 137) * 6 * 4  # nothing of size n × m
     assert many <= 1.1 * (few + vectors)
+
+
+@pytest.mark.parametrize("options", [{"key_mask": torch.arange(137) < 100}, {"cost": "l2"}])
+def test_softmax_attention_saves_no_matrix_for_a_mask_over_keys(options):
+    q, k, v = tokens(2, 3, n=131, m=137, d=16, e=16, dtype=torch.float32)
+    mask = torch.arange(131) < 90
+    both = {**options, "query_mask": mask} if "key_mask" in options else options
+    saved = saved_bytes(lambda: sinkhorn_attention(q, k, v, n_iters=1, **both))
+    assert saved < 3 * (q.nbytes + k.nbytes + v.nbytes)

@@ -23,6 +23,7 @@ from triton.runtime import interpreter
 import oracle
 from sinkformers import sinkhorn
 from sinkformers.kernels.triton import attention, attention_backward, attention_forward, tiny_backward, tiny_forward
+from sinkformers.kernels.triton.dropout import dropout
 
 pytestmark = pytest.mark.triton
 
@@ -179,8 +180,16 @@ def test_sharp_steps_are_exponentiated_and_near_ones_are_not():
     assert seen[0][0].max() > 40 > seen[0][1].max()
 
 
+@pytest.mark.parametrize("n_iters", [4, 5])
+def test_everyones_favourite(n_iters):
+    """The first step sees one key only, the last weights all of them: no ratio between the two could be held."""
+    bias = torch.zeros(1, 1, 43)
+    bias[..., 7] = 200
+    Case(2, n_iters=n_iters, bias=bias).check()
+
+
 def test_a_hub():
-    """Scores that drive potentials to hundreds: far beyond what a scaling could hold."""
+    """The matrix whose potentials drift with every step, which scalings could not hold for long."""
     bias = torch.full((1, 41, 41), -1000.0)
     bias[:, 0] = bias[:, :, :20] = 0
     Case(1, n=41, m=41, std=0.1, n_iters=9, bias=bias).check()
@@ -293,6 +302,7 @@ def test_dropping_everything():
     case = Case(2, n=5, m=7, d=3, e=3)
     case.p, case.seed = 1.0, torch.tensor(3)
     results = case.run()
+    assert dropout(case.seed, 1.0).scale == 0  # for the one hash in 2³² that the threshold lets through
     assert all(x.eq(0).all() for x in results if x is not None)
 
 

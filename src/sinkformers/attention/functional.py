@@ -149,25 +149,29 @@ def _softmax_attention(
         enable_gqa = False
     who = combine(masks)
     query, key, value = silence(query, who.queries), silence(key, who.keys), silence(value, who.keys)
-    attn_mask = who.entries
-    if attn_mask is not None and who.queries is not None:
+    # Rows of queries out of the game are dropped from the output; in the mask they would only make it a matrix.
+    looks = combine(masks._replace(queries=None))
+    attn_mask = looks.entries
+    if attn_mask is not None and looks.queries is not None:
         # A query with nothing left may look everywhere: its output is dropped, and no kernel meets an empty row.
-        attn_mask = attn_mask | ~who.queries[..., None]
+        attn_mask = attn_mask | ~looks.queries[..., None]
     bias = who.bias if who.bias is None else who.bias.to(query.dtype)
-    if l2:
-        by_key = (-0.5 * scale) * key.square().sum(-1)[..., None, :]
-        bias = by_key if bias is None else bias + by_key
+    width = value.shape[-1]
+    if l2:  # one more feature instead of a bias: the fused kernels have no gradient for the latter
+        query = torch.cat([query, torch.ones_like(query[..., :1])], -1)
+        key = torch.cat([key, -0.5 * key.square().sum(-1, keepdim=True)], -1)
+        value = F.pad(value, (0, 1))  # they want all tokens equally wide
     if bias is not None:
         attn_mask = bias if attn_mask is None else bias.masked_fill(~attn_mask, -torch.inf)
     padded = max(0, 4 - dims)  # the fused kernels want (batch, heads, n, d)
     lift = (None,) * padded + (...,)
     query, key, value = query[lift], key[lift], value[lift]
     if attn_mask is not None:
-        attn_mask = attn_mask[lift].expand(*query.shape[:-1], key.shape[-2])
+        attn_mask = attn_mask[lift]
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    return silence(out[(0,) * padded], who.queries).to(dtype)
+    return silence(out[(0,) * padded][..., :width], who.queries).to(dtype)
 
 
 def _reference_attention(
