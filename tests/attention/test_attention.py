@@ -9,6 +9,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 import oracle
+from saved import saved_bytes
 from sinkformers import sinkhorn_attention
 
 BACKENDS = ["torch", "native", "reference"]
@@ -221,18 +222,6 @@ def test_leading_axes_broadcast():
     q, k, v = torch.randn(3, 1, 5, 4), torch.randn(2, 7, 4), torch.randn(1, 2, 7, 6)
     expected = sinkhorn_attention(q.expand(3, 2, 5, 4), k.expand(3, 2, 7, 4), v.expand(3, 2, 7, 6))
     assert_close(sinkhorn_attention(q, k, v), expected)
-
-
-def saved_bytes(function):
-    storages = {}
-
-    def keep(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        function()
-    return sum(storages.values())
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.1}, {"tau": 0.5}, {"gradient": "implicit"}])

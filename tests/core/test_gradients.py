@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
+from saved import saved_bytes
 from sinkformers import sinkhorn, sinkhorn_limit
 
 SHAPES = [(5, 5), (3, 7), (7, 3), (1, 4), (2, 3, 5)]
@@ -128,20 +129,6 @@ def test_the_gradient_of_tau_at_the_limit(value):
     low, high = (sinkhorn_limit(scores, tau=t, tol=1e-15, max_iters=200001) for t in (below, above))
     expected = ((high - low) * d_weights).sum() / (above - below)
     assert_close(got, expected, atol=1e-4, rtol=1e-3)
-
-
-def saved_bytes(function):
-    """Bytes that autograd keeps between forward and backward, each storage once."""
-    storages = {}
-
-    def keep(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = function()
-    del out
-    return sum(storages.values())
 
 
 def test_iterations_save_vectors_only():
