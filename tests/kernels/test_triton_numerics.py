@@ -9,13 +9,14 @@ import pytest
 
 pytest.importorskip("triton", reason="the triton extra is not installed")
 
+INTERPRETED = "test_triton_interpreted.py"
+
 
 @pytest.mark.triton
 def test_in_the_interpreter():
     """`TRITON_INTERPRET=1 python -m pytest tests/kernels/test_triton_interpreted.py` shows every test by name."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_triton_interpreted.py"],
-        cwd=Path(__file__).parent,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).with_name(INTERPRETED)],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -80,6 +80,8 @@ def sinkhorn_attention(
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
     chosen = backends.choose(CALLER, backend, query.device)
+    if chosen == "triton":
+        _check_triton(query, value)
     softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
     if gradient == "implicit":
         _check_implicit(n_iters, chosen)
@@ -260,6 +262,14 @@ def _check_implicit(n_iters: int, backend: str) -> None:
         )
     if backend == "reference":
         raise ValueError(f'{CALLER}: backend="reference" has the unrolled gradient only; use backend="torch".')
+
+
+def _check_triton(query: Tensor, value: Tensor) -> None:
+    if query.dtype == torch.float64 or max(query.shape[-1], value.shape[-1]) > 256:
+        raise NotImplementedError(
+            f'{CALLER}: backend="triton" serves float16, bfloat16 and float32 with up to 256 features; got {query.dtype} '
+            f'with {query.shape[-1]} and {value.shape[-1]}. backend="torch" serves all.'
+        )
 
 
 def _check_causal(attn_mask: Tensor | None, softmax: bool) -> None:

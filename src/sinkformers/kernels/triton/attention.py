@@ -125,13 +125,13 @@ def attention_backward(
 
 
 def _change(call: Call, f: Tensor, excess: Tensor) -> Tensor:
-    """By how much a step's log-kernel may lie from that of the last weights (heads, n_iters), row steps first."""
+    """By how much a step's log-kernel may exceed that of the last weights (heads, n_iters), row steps first."""
     f, excess = (x.reshape(call.heads, *x.shape[-2:]) for x in (f[..., 1:, :], excess))
     strength = 1.0 if call.tau is None else call.tau[:, None, None]
     g = torch.cat([excess.new_zeros(call.heads, 1, excess.shape[-1]), -strength * excess], 1)
-    across = (f - f[:, -1:]).abs().amax(-1)
-    row = across + (g[:, : call.n_rows] - g[:, -1:]).abs().amax(-1)
-    col = across[:, : call.n_cols] + (-excess - call.log_rho[:, None, None] - g[:, -1:]).abs().amax(-1)
+    across = (f - f[:, -1:]).amax(-1).clamp_min(0)
+    row = across + (g[:, : call.n_rows] - g[:, -1:]).amax(-1).clamp_min(0)
+    col = across[:, : call.n_cols] + (-excess - call.log_rho[:, None, None] - g[:, -1:]).amax(-1).clamp_min(0)
     return torch.cat([row, col], 1).contiguous()
 
 
@@ -143,7 +143,7 @@ def _width(features: int) -> int:
 def _tiles(query: Tensor, d: int, e: int) -> tuple[dict[str, int | bool], dict[str, int | bool]]:
     """Tiles of the passes that sum, and smaller ones for those that hold the gradient of the scores as well.
 
-    The sizes keep shared memory below the 99 KiB that every GPU since sm_80 grants, and spill next to no register.
+    The sizes keep shared memory below the 99 KiB that every GPU since sm_80 grants, and spill few registers.
     """
     width = max(_width(d), _width(e))
     if query.element_size() == 2:

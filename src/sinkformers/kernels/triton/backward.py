@@ -16,9 +16,11 @@ from sinkformers.kernels.triton.dropout import kept
 from sinkformers.kernels.triton.forward import relaxation, row_potential, row_shift, vector
 from sinkformers.kernels.triton.operands import block, score_tile, taking_part, tokens
 
-# A step's kernel is P∘(x yᵀ), with x and y the exponentials of the change of the potentials since, which saves an
-# exponential an entry. Up to e⁴⁰ that is safe: products stay far below overflow, and an entry where P has underflown
-# contributes at most 1e-38·e⁴⁰ = 2e-21. Beyond, a sharp step may have weights where P has none: exponentiate.
+# A step's kernel is P∘(x yᵀ), x and y the exponentials of its potentials less the last ones, which saves an exponential
+# an entry. While x and y stay below e⁴⁰ together this is safe: nothing overflows, and where P has underflown at most
+# 1e-38·e⁴⁰ = 2e-21 is lost. Sharp scores alone do not lead beyond: at τ = 1 no step lowers a potential by more than
+# log max(n, m), since what it normalises lies between the last sums and a share of them. The drift of very many steps
+# does, and so does a column that a small τ lets sink; such a step is exponentiated.
 NEAR = tl.constexpr(40.0)
 
 
