@@ -267,8 +267,8 @@ def _check_implicit(n_iters: int, backend: str) -> None:
 def _check_triton(query: Tensor, value: Tensor) -> None:
     if query.dtype == torch.float64 or max(query.shape[-1], value.shape[-1]) > 256:
         raise NotImplementedError(
-            f'{CALLER}: backend="triton" serves float16, bfloat16 and float32 with up to 256 features; got {query.dtype} '
-            f'with {query.shape[-1]} and {value.shape[-1]}. backend="torch" serves all.'
+            f'{CALLER}: backend="triton" serves float16, bfloat16 and float32 with up to 256 features; '
+            f'got {query.dtype} with {query.shape[-1]} and {value.shape[-1]}. backend="torch" serves all.'
         )
 
 
