@@ -3,7 +3,8 @@
 //
 // A head belongs to a team. A team of one is a thread with a head of its own; a larger team shares the rows of one head, and
 // adds up column sums in the order of its members, so that a result depends on the size of the team and on nothing else.
-// Tokens out of the game are left out when the head is packed: what is not there costs nothing and cannot leak.
+// Tokens out of the game are left out when the head is packed: what is not there costs nothing and cannot leak. Tokens that all
+// take part and already lie as the products want them are read, and their gradients written, where they are.
 #pragma once
 #include "arguments.h"
 #include "rows.h"
@@ -23,8 +24,9 @@ template <class T> struct Head {
     bool relaxed;
     // shared by the team
     int32_t *row_at, *col_at, *counts;
-    T *q, *k, *kt, *v, *start, *a, *vv, *part, *u, *s, *tops;
+    T *packed_q, *packed_k, *kt, *packed_v, *start, *a, *vv, *part, *u, *s, *tops;
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
+    const T *q, *k;  // packed or not, rows dp apart
     // a member's own
     T *scratch, *drop;
 
@@ -51,9 +53,9 @@ template <class T> struct Head {
         row_at = arena.take<int32_t>(n);
         col_at = arena.take<int32_t>(mp);
         counts = arena.take<int32_t>(16);
-        q = arena.take<T>((size_t)n * dp);
+        packed_q = arena.take<T>((size_t)n * dp);
         kt = arena.take<T>(panels * PANEL<T> * d);
-        v = arena.take<T>((size_t)mp * ep);
+        packed_v = arena.take<T>((size_t)mp * ep);
         start = arena.take<T>(mp);
         vv = arena.take<T>(mp);
         part = arena.take<T>((size_t)team.size * mp);
@@ -61,7 +63,7 @@ template <class T> struct Head {
         s = arena.take<T>(mp);
         tops = arena.take<T>((size_t)team.size * (args.n_iters + 4));
         if (backward) {
-            k = arena.take<T>((size_t)mp * dp);
+            packed_k = arena.take<T>((size_t)mp * dp);
             x = arena.take<T>((size_t)n * width);
             y = arena.take<T>(panels * PANEL<T> * width);
             z = arena.take<T>((size_t)team.size * mp * ep);
@@ -129,32 +131,36 @@ template <class T> struct Head {
         rho = live_m ? (T)live_n / (T)live_m : 1;
         relaxed = args.tau.data != nullptr;
         tau = relaxed ? *at<const T>(args.tau) : 1;
+        // The scale goes into the transposed keys, and in backward into Y; only a gradient of the bias wants it elsewhere.
+        const bool apart = backward && args.d_bias;
+        const T scale = apart ? (T)args.scale : 1;
         int from, to;
         team.share(live_n, from, to);
-        for (int i = from; i < to; i++) pack(q + (size_t)i * dp, at<const T>(args.query) + row_at[i] * args.query.i, d, dp, (T)args.scale);
+        q = all_rows() && !apart && lies_packed(args.query, d, dp) ? at<const T>(args.query) : packed_q;
+        if (q == packed_q)
+            for (int i = from; i < to; i++) scaled(packed_q + (size_t)i * dp, at<const T>(args.query) + row_at[i] * args.query.i, scale, d);
         share_columns(from, to);
-        for (int j = from; j < to; j++) pack_column(j);
-        for (int j = from; j < to; j += 4) transpose_keys(j);
+        if (backward) {
+            k = all_cols() && !apart && lies_packed(args.key, d, dp) ? at<const T>(args.key) : packed_k;
+            if (k == packed_k)
+                for (int j = from; j < std::min(to, live_m); j++) scaled(packed_k + (size_t)j * dp, key_row(j), scale, d);
+        }
+        // A column that only fills up a vector has the score minus infinity, whatever the product adds.
+        for (int j = from; j < to; j++)
+            start[j] = j >= live_m ? -std::numeric_limits<T>::infinity() : args.l2 ? (T)(-0.5 * args.scale) * dot_plain(key_row(j), key_row(j), d) : 0;
+        for (int j = from; j < to; j += 4) transpose_keys(j, apart ? 1 : (T)args.scale);
         team.barrier();
     }
+    bool all_rows() const { return live_n == n; }
+    bool all_cols() const { return live_m == m; }
+    static bool lies_packed(const Strided &t, int count, int padded) { return count == padded && t.i == padded; }
     // Columns come in fours, the last of them filled up to whole vectors.
     void share_columns(int &from, int &to) const { team.share(cols, from, to, 4); }
-    static void pack(T *to, const T *from, int count, int padded, T by) {
-        for (int c = 0; c < count; c++) to[c] = by * from[c];
-        for (int c = count; c < padded; c++) to[c] = 0;
-    }
     const T *key_row(int j) const { return at<const T>(args.key) + col_at[j < live_m ? j : 0] * args.key.i; }
-    void pack_column(int j) {
-        const bool live = j < live_m;
-        const T *key = key_row(j);
-        pack(v + (size_t)j * ep, at<const T>(args.value) + col_at[live ? j : 0] * args.value.i, live ? e : 0, ep, 1);
-        if (backward) pack(k + (size_t)j * dp, key, live ? d : 0, dp, 1);
-        // A column that only fills up a vector has the score minus infinity, whatever the product adds.
-        start[j] = live ? (args.l2 ? (T)(-0.5 * args.scale) * dot_plain(key, key, d) : 0) : -std::numeric_limits<T>::infinity();
-    }
-    void transpose_keys(int j) {
-        const T *rows[4] = {key_row(j), key_row(j + 1), key_row(j + 2), key_row(j + 3)};
-        transpose_four(rows, d, kt + (size_t)(j / PANEL<T>) * PANEL<T> * d + j % PANEL<T>, PANEL<T>);
+    const T *value_row(int j) const { return at<const T>(args.value) + col_at[j < live_m ? j : 0] * args.value.i; }
+    void transpose_keys(int j, T scale) {
+        const T *rows[4] = {key_row(j), key_row(j + 1), key_row(j + 2), key_row(j + 3)}, by[4] = {scale, scale, scale, scale};
+        transpose_four(rows, by, d, kt + (size_t)(j / PANEL<T>) * PANEL<T> * d + j % PANEL<T>, PANEL<T>);
     }
     Right<T> packed(const T *base, int depth) const { return {base, (size_t)PANEL<T> * depth, (size_t)PANEL<T>}; }
     Right<T> plain(const T *base, int ld) const { return {base, (size_t)PANEL<T>, (size_t)ld}; }

@@ -7,7 +7,8 @@ namespace ISA {
 
 template <class T> struct Backward : Head<T> {
     using Head<T>::Head;
-    T d_tau, left, right;  // left and right: the largest entries of X and Y
+    T d_tau, gain;  // gain: how much of the scale is in Y
+    Largest<T> left, right;  // entries of X and Y
     int term;  // columns of X and Y filled so far
 
     void run(int64_t head) {
@@ -18,7 +19,9 @@ template <class T> struct Backward : Head<T> {
         if (!this->live_n) return;
         const bool ends_on_rows = args.n_iters % 2;
         const int last_col = this->col_steps - 1;
-        d_tau = left = right = 0;
+        d_tau = 0;
+        gain = args.d_bias ? 1 : (T)args.scale;
+        left = right = {};
         term = this->ep;
         begin(ends_on_rows);
         first_pass(ends_on_rows);
@@ -40,6 +43,14 @@ template <class T> struct Backward : Head<T> {
         args.safe[this->index] = 1;
     }
     T *x_row(int i) const { return this->x + (size_t)i * this->width; }
+    void put_x(int i, int t, T value) {
+        x_row(i)[t] = value;
+        left.see(splat(value));
+    }
+    void put_y(int j, int t, T value) {
+        *y_term(j, t) = gain * value;
+        right.see(splat(gain * value));
+    }
     // Y is packed in panels, one row a term.
     T *y_term(int j, int t) const { return this->y + (size_t)(j / PANEL<T>) * PANEL<T> * this->width + (size_t)t * PANEL<T> + j % PANEL<T>; }
     void put_v(T *to, int step) const {  // v after a column step, by members' shares
@@ -65,53 +76,75 @@ template <class T> struct Backward : Head<T> {
         for (int i = from; i < to; i++) {
             const T *d_out = this->template at<const T>(args.d_out) + this->row_at[i] * args.d_out.i;
             const T df = dot_plain(d_out, out + (size_t)this->row_at[i] * this->e, this->e);
-            T *row = x_row(i);
-            for (int c = 0; c < this->e; c++) row[c] = this->u[i] * d_out[c];
-            for (int c = this->e; c < this->width; c++) row[c] = 0;
+            scaled(x_row(i), d_out, this->u[i], this->e, &left);
             this->alpha[i] = ends_on_rows ? df * this->u[i] : df;
-            if (ends_on_rows) row[term] = -this->alpha[i];
-            left = bigger(left, largest(row, term + 1));
+            if (ends_on_rows) put_x(i, term, -this->alpha[i]);
         }
         this->team.barrier();
     }
     // A again, and what the values and the last row step ask of it.
     void first_pass(bool ends_on_rows) {
-        T *sum = this->own_part(), *z = this->z + (size_t)this->team.id * this->mp * this->ep;
+        T *sum = this->own_part(), *z = where_values();
         std::fill(sum, sum + this->cols, (T)0);
-        std::fill(z, z + (size_t)this->cols * this->ep, (T)0);
+        bool fresh = true;
         this->blocks(false, [&](int i0, int rows) {
             this->again(i0, rows);
-            const T *c = this->dropped(i0, rows);
-            product<T, ADD>(this->live_m, this->ep, rows, c, 1, this->ld, this->plain(x_row(i0), this->width), nullptr, z, this->ep);
+            sum_over_rows(fresh, rows, this->dropped(i0, rows), x_row(i0), this->width, z, this->ep);
             if (ends_on_rows && this->col_steps) add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum, this->cols);
         });
+        if (fresh) std::fill(z, z + (size_t)this->live_m * this->ep, (T)0);
         gather<T>(this->team, this->part, this->mp, this->s, this->cols);
-        gather<T>(this->team, this->z, (size_t)this->mp * this->ep, this->z, this->cols * this->ep);
+        if (this->team.size > 1) gather<T>(this->team, this->z, (size_t)this->mp * this->ep, this->z, this->live_m * this->ep);
+    }
+    // Where a member adds up its share of dV: at its final place where it has it for itself.
+    bool values_in_place() const { return this->team.size == 1 && this->all_cols() && this->e == this->ep; }
+    bool keys_in_place() const { return this->team.size == 1 && this->all_cols() && this->d == this->dp; }
+    T *d_value() const { return (T *)this->args.d_value + (size_t)this->index * this->m * this->e; }
+    T *d_key() const { return (T *)this->args.d_key + (size_t)this->index * this->m * this->d; }
+    T *where_values() const { return values_in_place() ? d_value() : this->z + (size_t)this->team.id * this->mp * this->ep; }
+    T *where_keys() const { return keys_in_place() ? d_key() : this->grad + (size_t)this->team.id * this->mp * this->dp; }
+    // to (+)= cᵀ b over some rows.
+    void sum_over_rows(bool &fresh, int rows, const T *c, const T *b, int ld, T *to, int width) {
+        if (fresh) product<T, SET>(this->live_m, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, to, width);
+        else product<T, ADD>(this->live_m, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, to, width);
+        fresh = false;
     }
     // dV, the adjoint of the column potentials, and Y's first columns.
     void values(bool ends_on_rows) {
-        T *d_value = (T *)this->args.d_value + (size_t)this->index * this->m * this->e;
+        const T *z = values_in_place() ? d_value() : this->z;
         int from, to;
         this->share_columns(from, to);
-        for (int j = from; j < to; j++) {
-            const T v = this->vv[j], *z = this->z + (size_t)j * this->ep;
-            T *value = this->v + (size_t)j * this->ep, sum = 0;
-            if (j < this->live_m) {
-                T *to_value = d_value + (size_t)this->col_at[j] * this->e;
-                sum = v * dot_plain(z, value, this->e);
-                for (int c = 0; c < this->e; c++) to_value[c] = v * z[c];
-            }
-            for (int c = 0; c < this->ep; c++) value[c] *= v;
-            right = bigger(right, bigger(v, largest(value, this->ep)));
-            if (ends_on_rows) *y_term(j, term) = v;
-            this->dg[j] = ends_on_rows ? sum - v * this->s[j] : sum;
-        }
         for (int j = from; j < to; j += 4) {
-            const T *four = this->v + (size_t)j * this->ep, *rows[4] = {four, four + this->ep, four + 2 * this->ep, four + 3 * this->ep};
-            transpose_four(rows, this->ep, y_term(j, 0), PANEL<T>);
+            const T *rows[4];
+            T by[4];
+            for (int l = 0; l < 4; l++) {
+                const bool live = j + l < this->live_m;
+                const T v = this->vv[j + l];
+                rows[l] = this->value_row(j + l);
+                by[l] = live ? gain * v : 0;
+                T sum = 0;
+                if (live) {
+                    const T *from_z = z + (size_t)(j + l) * this->ep;
+                    T *to_value = d_value() + (size_t)this->col_at[j + l] * this->e;
+                    sum = v * dot_plain(from_z, rows[l], this->e);
+                    for (int c = 0; c < this->e; c++) to_value[c] = v * from_z[c];
+                }
+                if (ends_on_rows) put_y(j + l, term, v);
+                this->dg[j + l] = ends_on_rows ? sum - v * this->s[j + l] : sum;
+            }
+            transpose_four(rows, by, this->e, y_term(j, 0), PANEL<T>);
+            for (int c = this->e; c < this->ep; c++) std::fill(y_term(j, c), y_term(j, c) + 4, (T)0);
         }
+        see_values(from, to);
         if (ends_on_rows) term++;
         this->team.barrier();
+    }
+    void see_values(int from, int to) {
+        for (int j = from; j < std::min(to, this->live_m); j++) {
+            const Vec<T> by = splat(gain * this->vv[j]);
+            const T *value = this->value_row(j);
+            along<T>(this->e, [&](int c) { right.see(by * load(value + c)); }, [&](int c, int some) { right.see(by * load_some(value + c, some, (T)0)); });
+        }
     }
     // y = τ·dg/s and x = u; the row step before it is known up to its α.
     void column_step(int step) {
@@ -125,15 +158,11 @@ template <class T> struct Backward : Head<T> {
             const T sum = live ? s[this->col_at[j]] : 1;
             if (live && this->relaxed) d_tau -= this->dg[j] * std::log(sum / this->rho);
             this->s[j] = live ? this->tau * this->dg[j] / sum : 0;
-            *y_term(j, term) = this->s[j];
-            *y_term(j, term + 1) = this->vprev[j];
-            right = bigger(right, bigger(std::fabs(this->s[j]), this->vprev[j]));
+            put_y(j, term, this->s[j]);
+            put_y(j, term + 1, this->vprev[j]);
         }
         this->team.share(this->live_n, from, to);
-        for (int i = from; i < to; i++) {
-            x_row(i)[term] = -this->u[i];
-            left = bigger(left, this->u[i]);
-        }
+        for (int i = from; i < to; i++) put_x(i, term, -this->u[i]);
         term += 2;
         this->team.barrier();
     }
@@ -147,8 +176,7 @@ template <class T> struct Backward : Head<T> {
                 const int row = i0 + i + r;
                 const T df = (first ? this->alpha[row] : 0) - this->u[row] * through[r];
                 this->alpha[row] = df * this->u[row];
-                x_row(row)[term - 1] = -this->alpha[row];
-                left = bigger(left, std::fabs(this->alpha[row]));
+                put_x(row, term - 1, -this->alpha[row]);
             }
         }
     }
@@ -172,12 +200,12 @@ template <class T> struct Backward : Head<T> {
         for (int j = from; j < to; j++) this->dg[j] = -this->vprev[j] * this->s[j];
         this->team.barrier();
     }
-    // dC = A∘(X Yᵀ), block by block, and what becomes of it.
+    // dC = A∘(X Yᵀ), times what is in Y of the scale, block by block, and what becomes of it.
     void last_pass(bool first) {
         const auto &args = this->args;
-        T *sum = this->own_part(), *grad = this->grad + (size_t)this->team.id * this->mp * this->dp;
+        T *sum = this->own_part(), *grad = where_keys();
         std::fill(sum, sum + this->cols, (T)0);
-        std::fill(grad, grad + (size_t)this->cols * this->dp, (T)0);
+        bool fresh = true;
         const Right<T> y = this->packed(this->y, this->width);
         this->blocks(this->col_steps & 1, [&](int i0, int rows) {
             if (!this->stored) this->again(i0, rows);
@@ -191,10 +219,11 @@ template <class T> struct Backward : Head<T> {
             }
             if (args.d_bias) put_bias(i0, rows, c);
             queries(i0, rows, c);
-            product<T, ADD>(this->live_m, this->dp, rows, c, 1, this->ld, this->plain(this->q + (size_t)i0 * this->dp, this->dp), nullptr, grad, this->dp);
+            sum_over_rows(fresh, rows, c, this->q + (size_t)i0 * this->dp, this->dp, grad, this->dp);
         });
+        if (fresh) std::fill(grad, grad + (size_t)this->live_m * this->dp, (T)0);
         gather<T>(this->team, this->part, this->mp, this->s, this->cols);
-        gather<T>(this->team, this->grad, (size_t)this->mp * this->dp, this->grad, this->cols * this->dp);
+        if (this->team.size > 1) gather<T>(this->team, this->grad, (size_t)this->mp * this->dp, this->grad, this->live_m * this->dp);
     }
     // Dropout multiplies what comes from the values, not what comes from the steps.
     void gradient_under_dropout(int i0, int rows, T *c, Right<T> y) {
@@ -212,31 +241,36 @@ template <class T> struct Backward : Head<T> {
     }
     void queries(int i0, int rows, const T *c) const {
         constexpr int SOME = 8 * MR;
-        alignas(64) T some[SOME * 256];
         T *d_query = (T *)this->args.d_query + (size_t)this->index * this->n * this->d;
+        const Right<T> keys = this->plain(this->k, this->dp);
+        if (this->all_rows() && this->d == this->dp)
+            return product<T, SET>(rows, this->dp, this->live_m, c, this->ld, 1, keys, nullptr, d_query + (size_t)i0 * this->d, this->d);
+        alignas(64) T some[SOME * 256];
         const int most = std::max(1, std::min(SOME, SOME * 256 / this->dp / MR * MR));
         for (int i = 0; i < rows; i += most) {
             const int count = std::min(most, rows - i);
-            product<T, SET>(count, this->dp, this->cols, c + (size_t)i * this->ld, this->ld, 1, this->plain(this->k, this->dp), nullptr, some, this->dp);
+            product<T, SET>(count, this->dp, this->live_m, c + (size_t)i * this->ld, this->ld, 1, keys, nullptr, some, this->dp);
             for (int r = 0; r < count; r++)
-                for (int f = 0; f < this->d; f++) d_query[(size_t)this->row_at[i0 + i + r] * this->d + f] = (T)this->args.scale * some[(size_t)r * this->dp + f];
+                std::copy(some + (size_t)r * this->dp, some + (size_t)r * this->dp + this->d, d_query + (size_t)this->row_at[i0 + i + r] * this->d);
         }
     }
     void finish() {
         const auto &args = this->args;
-        T *d_key = (T *)args.d_key + (size_t)this->index * this->m * this->d;
-        int from, to;
-        this->team.share(this->live_m, from, to);
-        for (int j = from; j < to; j++)
-            for (int f = 0; f < this->d; f++) {
-                T g = this->grad[(size_t)j * this->dp + f];
-                if (args.l2) g -= (T)args.scale * this->s[j] * this->k[(size_t)j * this->dp + f];
-                d_key[(size_t)this->col_at[j] * this->d + f] = g;
-            }
+        if (args.l2 || !keys_in_place()) {
+            const T *grad = keys_in_place() ? d_key() : this->grad;
+            int from, to;
+            this->team.share(this->live_m, from, to);
+            for (int j = from; j < to; j++)
+                for (int f = 0; f < this->d; f++) {
+                    T g = grad[(size_t)j * this->dp + f];
+                    if (args.l2) g -= this->s[j] * this->k[(size_t)j * this->dp + f];
+                    d_key()[(size_t)this->col_at[j] * this->d + f] = g;
+                }
+        }
         T *mine = this->tops + (size_t)this->team.id * (args.n_iters + 4);
         mine[0] = d_tau;
-        mine[1] = left;
-        mine[2] = right;
+        mine[1] = left.found();
+        mine[2] = right.found();
         this->team.barrier();
         if (this->team.id == 0) conclude();
         this->team.barrier();

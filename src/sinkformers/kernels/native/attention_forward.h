@@ -6,12 +6,14 @@ namespace ISA {
 
 template <class T> struct Forward : Head<T> {
     using Head<T>::Head;
+    const T *values;  // as the output wants them, rows ep apart
 
     void run(int64_t head) {
         this->enter(head);
         if (this->team.id == 0 && (this->live_n < this->n || this->live_m < this->m)) clear();
         this->team.barrier();
         if (!this->live_n) return;
+        values = this->packed_v;
         first_pass();
         for (int step = 1; step < this->args.n_iters; step += 2) {
             column_step(step / 2);
@@ -56,6 +58,7 @@ template <class T> struct Forward : Head<T> {
     // Scores, exponentials, iterations 1 and 2; with one iteration, the output too.
     void first_pass() {
         const bool only = this->args.n_iters == 1;
+        if (only) take_values();
         T *sum = this->own_part();
         std::fill(sum, sum + this->cols, (T)0);
         for (int j = 0; j < this->cols; j++) this->vv[j] = 1;
@@ -76,21 +79,31 @@ template <class T> struct Forward : Head<T> {
         if (!only) gather<T>(this->team, this->part, this->mp, this->s, this->cols);
         else this->team.barrier();
     }
+    // SoftMax wants the values as they are.
+    void take_values() {
+        const auto &value = this->args.value;
+        values = this->all_cols() && this->lies_packed(value, this->e, this->ep) ? this->template at<const T>(value) : this->packed_v;
+        int from, to;
+        this->team.share(this->live_m, from, to);
+        if (values == this->packed_v)
+            for (int j = from; j < to; j++) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), (T)1, this->e);
+        this->team.barrier();
+    }
     void keep_u(int step, int i0, int rows) {
         T *u = this->saved(this->args.u, this->rows_steps, step, this->n);
         for (int i = i0; i < i0 + rows; i++) u[this->row_at[i]] = this->u[i];
     }
-    // v from the column sums, and the values times v where the next pass is the last.
+    // v from the column sums.
     void column_step(int step) {
         T *s = this->saved(this->args.s, this->col_steps, step, this->m);
         int from, to;
         this->share_columns(from, to);
-        const bool last = step + 1 == this->col_steps;
+        const bool last = step + 1 == this->col_steps;  // the values go into the last pass times v
         for (int j = from; j < to; j++) {
             const bool live = j < this->live_m;
             if (live) s[this->col_at[j]] = this->s[j];
             this->vv[j] = live ? this->scaling(this->s[j]) : 0;
-            if (last) for (int c = 0; c < this->ep; c++) this->v[(size_t)j * this->ep + c] *= this->vv[j];
+            if (last && live) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e);
         }
         note(2 * step + 1, this->vv, from, to);
         this->team.barrier();
@@ -119,18 +132,18 @@ template <class T> struct Forward : Head<T> {
     }
     void output(int i0, int rows) {
         constexpr int SOME = 8 * MR;
-        const T *c = this->dropped(i0, rows);
+        const T *c = this->dropped(i0, rows), *u = this->u + i0;
         T *out = (T *)this->args.out + (size_t)this->index * this->n * this->e;
+        const Right<T> values = this->plain(this->values, this->ep);
+        if (this->all_rows() && this->e == this->ep)
+            return product<T, SET>(rows, this->ep, this->live_m, c, this->ld, 1, values, nullptr, out + (size_t)i0 * this->e, this->e, u);
         alignas(64) T some[SOME * 256];
         const int most = std::max(1, std::min(SOME, SOME * 256 / this->ep / MR * MR));
         for (int i = 0; i < rows; i += most) {
             const int count = std::min(most, rows - i);
-            product<T, SET>(count, this->ep, this->cols, c + (size_t)i * this->ld, this->ld, 1, this->plain(this->v, this->ep), nullptr, some, this->ep);
-            for (int r = 0; r < count; r++) {
-                T *to = out + (size_t)this->row_at[i0 + i + r] * this->e;
-                const T by = this->u[i0 + i + r];
-                for (int f = 0; f < this->e; f++) to[f] = by * some[(size_t)r * this->ep + f];
-            }
+            product<T, SET>(count, this->ep, this->live_m, c + (size_t)i * this->ld, this->ld, 1, values, nullptr, some, this->ep, u + i);
+            for (int r = 0; r < count; r++)
+                std::copy(some + (size_t)r * this->ep, some + (size_t)r * this->ep + this->e, out + (size_t)this->row_at[i0 + i + r] * this->e);
         }
     }
 };

@@ -99,23 +99,31 @@ template <class T> static T dot_plain(const T *x, const T *y, int count) {
     for (; c < count; c++) s += x[c] * y[c];
     return s;
 }
-// The largest absolute value, NaN if there is one.
-template <class T> static T largest(const T *x, size_t count) {
-    Vec<T> top = {}, sum = {};
-    size_t j = 0;
-    for (; j + LANES<T> <= count; j += LANES<T>) {
-        const Vec<T> y = load(x + j), size = y < Vec<T>{} ? -y : y;
-        top = larger<T>(size, top);
-        sum += y - y;  // NaN, and infinity, leave their mark
+// The largest absolute value of all that it saw, NaN if there was NaN or infinity among them.
+template <class T> struct Largest {
+    Vec<T> top = {}, mark = {};
+    void see(Vec<T> x) {
+        top = larger<T>(x < Vec<T>{} ? -x : x, top);
+        mark += x - x;
     }
-    T best = 0, mark = total<T>(sum);
-    for (int l = 0; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
-    for (; j < count; j++) {
-        const T size = std::fabs(x[j]);
-        best = size > best ? size : best;
-        mark += x[j] - x[j];
+    T found() const {
+        T best = 0;
+        for (int l = 0; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
+        return total<T>(mark) == 0 ? best : std::numeric_limits<T>::quiet_NaN();
     }
-    return mark == 0 ? best : std::numeric_limits<T>::quiet_NaN();
+};
+// to = by · from, filled up with zeros to whole vectors.
+template <class T> static void scaled(T *to, const T *from, T by, int count, Largest<T> *seen = nullptr) {
+    const auto put = [&](int c, Vec<T> x) {
+        store(to + c, x);
+        if (seen) seen->see(x);
+    };
+    along<T>(count, [&](int c) { put(c, splat(by) * load(from + c)); }, [&](int c, int some) { put(c, splat(by) * load_some(from + c, some, (T)0)); });
+}
+template <class T> static T largest(const T *x, int count) {
+    Largest<T> seen;
+    along<T>(count, [&](int j) { seen.see(load(x + j)); }, [&](int j, int some) { seen.see(load_some(x + j, some, (T)0)); });
+    return seen.found();
 }
 
 // Dropout: every entry has its own hash of (seed, head, row, column), so that backward, other thread counts and other

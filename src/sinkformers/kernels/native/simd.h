@@ -37,34 +37,56 @@ template <class T> static inline Vec<T> load(const T *p) { return *(const typena
 template <class T> static inline void store(T *p, Vec<T> x) { *(typename Simd<T>::Loose *)p = x; }
 template <class T> static inline Vec<T> splat(T x) { return Vec<T>{} + x; }
 template <class T> static inline Vec<T> larger(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
-template <class T> static inline T total(Vec<T> x) {
-    T s = 0;
-    for (int l = 0; l < LANES<T>; l++) s += x[l];
-    return s;
-}
+// Sums over the lanes, by halves: adding them one by one would cost more than a row's products.
+template <class T, int bytes> struct Halves {
+    typedef T V __attribute__((vector_size(bytes)));
+    typedef T Half __attribute__((vector_size(bytes / 2)));
+    static inline T total(V x) {
+        Half a, b;
+        std::memcpy(&a, &x, sizeof a);
+        std::memcpy(&b, (const char *)&x + sizeof a, sizeof b);
+        return Halves<T, bytes / 2>::total(a + b);
+    }
+};
+template <> struct Halves<float, 8> {
+    typedef float V __attribute__((vector_size(8)));
+    static inline float total(V x) { return x[0] + x[1]; }
+};
+template <> struct Halves<double, 16> {
+    typedef double V __attribute__((vector_size(16)));
+    static inline double total(V x) { return x[0] + x[1]; }
+};
+template <class T> static inline T total(Vec<T> x) { return Halves<T, VECTOR_BYTES>::total(x); }
 static inline int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-// Four rows of `count` features become columns j to j + 3 of a matrix with rows `ld` apart.
-static inline void transpose_four(const float *const *rows, int count, float *to, size_t ld) {
+#ifdef __clang__
+#define SHUFFLE(p, q, a, b, c, d) __builtin_shufflevector(p, q, a, b, c, d)
+#else
+#define SHUFFLE(p, q, a, b, c, d) __builtin_shuffle(p, q, At{a, b, c, d})
+#endif
+// Four rows of `count` features, times `by`, become columns j to j + 3 of a matrix with rows `ld` apart.
+static inline void transpose_four(const float *const *rows, const float *by, int count, float *to, size_t ld) {
     typedef float Four __attribute__((vector_size(16)));
     typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
     typedef int32_t At __attribute__((vector_size(16)));
     int c = 0;
     for (; c + 4 <= count; c += 4) {
-        const Four p = *(const Loose *)(rows[0] + c), q = *(const Loose *)(rows[1] + c), r = *(const Loose *)(rows[2] + c), s = *(const Loose *)(rows[3] + c);
-        const Four pq = __builtin_shuffle(p, q, At{0, 4, 1, 5}), rs = __builtin_shuffle(r, s, At{0, 4, 1, 5});
-        const Four pq2 = __builtin_shuffle(p, q, At{2, 6, 3, 7}), rs2 = __builtin_shuffle(r, s, At{2, 6, 3, 7});
-        *(Loose *)(to + c * ld) = __builtin_shuffle(pq, rs, At{0, 1, 4, 5});
-        *(Loose *)(to + (c + 1) * ld) = __builtin_shuffle(pq, rs, At{2, 3, 6, 7});
-        *(Loose *)(to + (c + 2) * ld) = __builtin_shuffle(pq2, rs2, At{0, 1, 4, 5});
-        *(Loose *)(to + (c + 3) * ld) = __builtin_shuffle(pq2, rs2, At{2, 3, 6, 7});
+        const Four p = by[0] * *(const Loose *)(rows[0] + c), q = by[1] * *(const Loose *)(rows[1] + c);
+        const Four r = by[2] * *(const Loose *)(rows[2] + c), s = by[3] * *(const Loose *)(rows[3] + c);
+        const Four pq = SHUFFLE(p, q, 0, 4, 1, 5), rs = SHUFFLE(r, s, 0, 4, 1, 5);
+        const Four pq2 = SHUFFLE(p, q, 2, 6, 3, 7), rs2 = SHUFFLE(r, s, 2, 6, 3, 7);
+        *(Loose *)(to + c * ld) = SHUFFLE(pq, rs, 0, 1, 4, 5);
+        *(Loose *)(to + (c + 1) * ld) = SHUFFLE(pq, rs, 2, 3, 6, 7);
+        *(Loose *)(to + (c + 2) * ld) = SHUFFLE(pq2, rs2, 0, 1, 4, 5);
+        *(Loose *)(to + (c + 3) * ld) = SHUFFLE(pq2, rs2, 2, 3, 6, 7);
     }
     for (; c < count; c++)
-        for (int j = 0; j < 4; j++) to[c * ld + j] = rows[j][c];
+        for (int j = 0; j < 4; j++) to[c * ld + j] = by[j] * rows[j][c];
 }
-static inline void transpose_four(const double *const *rows, int count, double *to, size_t ld) {
+#undef SHUFFLE
+static inline void transpose_four(const double *const *rows, const double *by, int count, double *to, size_t ld) {
     for (int c = 0; c < count; c++)
-        for (int j = 0; j < 4; j++) to[c * ld + j] = rows[j][c];
+        for (int j = 0; j < 4; j++) to[c * ld + j] = by[j] * rows[j][c];
 }
 
 // exp for arguments up to 0: within 2 ulp, an exact zero where the result would be denormal, NaN for NaN.
@@ -95,9 +117,9 @@ static inline Vec<double> exponential(Vec<double> x) {
 // What a tile starts from and what becomes of it.
 enum Mode { SET, ADD, TIMES };  // c = ab (+ start), c += ab, c *= ab
 
-// c[MR×NV vectors] from a (element (i, k) at a[i·rs + k·cs]) and b (row k at b + k·ldb).
+// c[MR×NV vectors] from a (element (i, k) at a[i·rs + k·cs]) and b (row k at b + k·ldb), rows times `by` if given.
 template <class T, int R, int C, Mode mode>
-static void tile(int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, T *c, size_t ldc) {
+static void tile(int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, const T *by, T *c, size_t ldc) {
     constexpr int L = LANES<T>;
     Vec<T> acc[R][C];
     FLATTEN for (int i = 0; i < R; i++)
@@ -111,19 +133,22 @@ static void tile(int depth, const T *a, size_t rs, size_t cs, const T *b, size_t
             FLATTEN for (int j = 0; j < C; j++) acc[i][j] += x * row[j];
         }
     }
+    if (mode != TIMES && by)
+        FLATTEN for (int i = 0; i < R; i++)
+            FLATTEN for (int j = 0; j < C; j++) acc[i][j] *= splat(by[i]);
     FLATTEN for (int i = 0; i < R; i++)
         FLATTEN for (int j = 0; j < C; j++)
             store(c + i * ldc + j * L, mode == TIMES ? acc[i][j] * load(c + i * ldc + j * L) : acc[i][j]);
 }
 template <class T, Mode mode, int C>
-static void tile_rows(int rows, int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, T *c, size_t ldc) {
+static void tile_rows(int rows, int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, const T *by, T *c, size_t ldc) {
     switch (rows) {
-    case 1: return tile<T, 1, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
-    case 2: return tile<T, 2, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
-    case 3: return tile<T, 3, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
-    case 4: return tile<T, 4, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
-    case 5: return tile<T, 5, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
-    default: return tile<T, 6, C, mode>(depth, a, rs, cs, b, ldb, start, c, ldc);
+    case 1: return tile<T, 1, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 2: return tile<T, 2, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 3: return tile<T, 3, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 4: return tile<T, 4, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 5: return tile<T, 5, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    default: return tile<T, 6, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     }
 }
 
@@ -134,9 +159,10 @@ template <class T> struct Right {
     size_t stride, ld;
 };
 
-// c (rows × cols, cols a multiple of the lanes) from a and b over `depth`. Long sums go in slices that stay in cache.
+// c (rows × cols, cols a multiple of the lanes) from a and b over `depth`. Long sums go in slices that stay in cache; the last
+// of them multiplies row i by by[i].
 template <class T, Mode mode>
-static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t cs, Right<T> b, const T *start, T *c, size_t ldc) {
+static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t cs, Right<T> b, const T *start, T *c, size_t ldc, const T *by = nullptr) {
     constexpr int P = PANEL<T>, SLICE = 192;
     for (int j = 0; j < cols; j += P) {
         const int vectors = std::min(P, cols - j) / LANES<T>;
@@ -147,10 +173,10 @@ static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t
                 const int some = std::min(MR, rows - i);
                 const T *left = a + i * rs + k * cs;
                 T *out = c + i * ldc + j;
-                const T *from = start ? start + j : nullptr;
+                const T *from = start ? start + j : nullptr, *factor = by && k + part == depth ? by + i : nullptr;
 #define TILE(C)                                                                                                  \
-    (mode == SET && k ? tile_rows<T, ADD, C>(some, part, left, rs, cs, right, b.ld, from, out, ldc)              \
-                      : tile_rows<T, mode, C>(some, part, left, rs, cs, right, b.ld, from, out, ldc))
+    (mode == SET && k ? tile_rows<T, ADD, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc)      \
+                      : tile_rows<T, mode, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc))
                 switch (vectors) {
                 case 1: TILE(1); break;
                 case 2: TILE(2); break;
