@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 
@@ -56,17 +57,48 @@ def differentiable(
     """Give an operator its gradient, and return what to call.
 
     The formula is registered with the operator, which is what tracing sees. `torch.func` goes through
-    `autograd.Function` only, so it is wrapped in one as well.
+    `autograd.Function` only, so it is wrapped in one as well. A call that nobody watches runs the operator's body at
+    once: torch's way to it costs as much as small attention itself.
     """
     operator.register_autograd(backward, setup_context=setup_context)
-    parts = {"forward": operator, "setup_context": setup_context, "backward": backward}
-    body = {name: staticmethod(part) for name, part in parts.items()}
-    function: Any = type(operator._name, (torch.autograd.Function,), {**body, "generate_vmap_rule": True})
+    body = getattr(operator, "_init_fn", operator)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = body(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    def function(**parts: Any) -> Any:
+        return type(operator._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in parts.items()})
+
+    direct = function(forward=forward, backward=backward)
+    transformed = function(forward=operator, setup_context=setup_context, backward=backward)
+    transformed.generate_vmap_rule = True
 
     def call(*args: Any) -> Any:
-        return operator(*args) if torch.compiler.is_compiling() else function.apply(*args)
+        if torch.compiler.is_compiling():
+            return operator(*args)
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if _watched(tensors):
+            return transformed.apply(*args)
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        return direct.apply(*args) if wanted else body(*args)
 
     return call
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _watched(tensors: list[Tensor]) -> bool:
+    """Whether a transform, a mode, the profiler or a kind of tensor has a say in what an operator does."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+        or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+        or any(type(tensor) not in _PLAIN or tensor.is_meta for tensor in tensors)
+    )
 
 
 def not_differentiable(operator: Any) -> Callable[..., Any]:

@@ -94,9 +94,10 @@ def _strided(tensor: Tensor | None, *, matrix: bool = False) -> _Strided:
     """A tensor (b, h, i, …) as pointer and strides, 0 along axes that repeat."""
     if tensor is None:
         return _Strided()
-    steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    b, h, i, j = (*steps[: 4 if matrix else 3], 0, 0)[:4]
-    return _Strided(tensor.data_ptr(), b, h, i, j)
+    steps = tensor.stride()
+    if 1 in tensor.shape:
+        steps = [0 if size == 1 else step for size, step in zip(tensor.shape, steps, strict=True)]
+    return _Strided(tensor.data_ptr(), *steps[: 4 if matrix else 3])
 
 
 def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:

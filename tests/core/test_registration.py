@@ -1,0 +1,63 @@
+"""Calls go straight to the kernels unless somebody watches; whoever watches sees the registered operators."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sinkformers import sinkhorn, sinkhorn_attention
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def both(scores, tokens):
+    weights = sinkhorn(scores, n_iters=5)
+    out = sinkhorn_attention(tokens, tokens, tokens, n_iters=5)
+    (weights.square().sum() + out.square().sum()).backward()
+    found = [weights.detach(), out.detach(), scores.grad, tokens.grad]
+    scores.grad = tokens.grad = None
+    return found
+
+
+@pytest.fixture
+def inputs():
+    return torch.randn(2, 7, 11, requires_grad=True), torch.randn(2, 3, 7, 5, requires_grad=True)
+
+
+OPERATORS = {f"sinkformers::{name}{way}" for name in ("normalize", "attend") for way in ("", "_backward")}
+
+
+def test_a_dispatch_mode_sees_the_operators_and_changes_nothing(inputs):
+    straight = both(*inputs)
+    with Watch() as watch:
+        watched = both(*inputs)
+    assert watch.seen >= OPERATORS
+    assert all(torch.equal(one, other) for one, other in zip(straight, watched, strict=True))
+
+
+def test_the_profiler_sees_the_operators(inputs):
+    with profile() as recorded:
+        both(*inputs)
+    assert {event.key for event in recorded.key_averages()} >= OPERATORS
+
+
+def test_tensors_without_data_are_not_handed_to_kernels(inputs):
+    fake = FakeTensorMode().from_tensor(inputs[0].detach())
+    assert sinkhorn(fake, n_iters=3).shape == fake.shape
+    assert sinkhorn(fake.to("meta"), n_iters=3).is_meta
+
+
+def test_nothing_is_saved_without_grad(inputs):
+    with torch.no_grad():
+        assert sinkhorn(inputs[0], n_iters=3).grad_fn is None
+    assert sinkhorn(inputs[0].detach(), n_iters=3).grad_fn is None
+    assert sinkhorn(inputs[0], n_iters=3).grad_fn is not None
