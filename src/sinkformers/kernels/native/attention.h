@@ -193,10 +193,24 @@ template <class T> struct Head {
             f(i0, std::min(block, to - i0));
         }
     }
+    // Rows that a pass takes at a time, to use them twice while they are close.
+    static constexpr int FEW = LANES<T> < 8 ? 8 : LANES<T>;
     T *own_part() const { return part + (size_t)team.id * mp; }
-    T scaling(T sum) const {
-        if (!relaxed) return rho / sum;
-        return std::exp(tau * std::log(rho / sum));
+    // v from column sums, over a share of the columns; 0 where there is none.
+    void scalings(const T *sums, T *to, int from, int until) const {
+        const int live = std::min(until, live_m);
+        if (relaxed) for (int j = from; j < live; j++) to[j] = std::exp(tau * std::log(rho / sums[j]));
+        else for (int j = from; j < live; j++) to[j] = rho / sums[j];
+        std::fill(to + std::max(from, live), to + std::max(from, until), (T)0);
+    }
+    // Between the caller's vectors, which have all tokens, and ours, which have those taking part.
+    void take(T *to, const T *all, const int32_t *places, bool whole, int from, int until) const {
+        if (whole) std::copy(all + from, all + std::max(from, until), to + from);
+        else for (int i = from; i < until; i++) to[i] = all[places[i]];
+    }
+    void give(const T *from_ours, T *all, const int32_t *places, bool whole, int from, int until) const {
+        if (whole) std::copy(from_ours + from, from_ours + std::max(from, until), all + from);
+        else for (int i = from; i < until; i++) all[places[i]] = from_ours[i];
     }
     void drop_rows(int i0, int rows) const {
         const Dropout dropout(args.seed, index, args.dropout);

@@ -8,7 +8,7 @@ namespace ISA {
 template <class T> struct Backward : Head<T> {
     using Head<T>::Head;
     T d_tau, gain;  // gain: how much of the scale is in Y
-    Largest<T> left, right;  // entries of X and Y
+    T left, right;  // the largest entries of X, and of Y before the gain
     int term;  // columns of X and Y filled so far
 
     void run(int64_t head) {
@@ -21,7 +21,7 @@ template <class T> struct Backward : Head<T> {
         const int last_col = this->col_steps - 1;
         d_tau = 0;
         gain = args.d_bias ? 1 : (T)args.scale;
-        left = right = {};
+        left = right = 0;
         term = this->ep;
         begin(ends_on_rows);
         first_pass(ends_on_rows);
@@ -43,27 +43,38 @@ template <class T> struct Backward : Head<T> {
         args.safe[this->index] = 1;
     }
     T *x_row(int i) const { return this->x + (size_t)i * this->width; }
-    void put_x(int i, int t, T value) {
-        x_row(i)[t] = value;
-        left.see(splat(value));
+    // One column of X and of Y, over a member's share.
+    void put_x(int t, T sign, const T *values, int from, int to) {
+        for (int i = from; i < to; i++) x_row(i)[t] = sign * values[i];
+        see(left, values, from, to);
     }
-    void put_y(int j, int t, T value) {
-        *y_term(j, t) = gain * value;
-        right.see(splat(gain * value));
+    void put_y(int t, const T *values, int from, int to) {
+        for (int j = from, next; j < to; j = next) {
+            next = std::min(to, j / PANEL<T> * PANEL<T> + PANEL<T>);
+            T *y = y_term(j, t);
+            for (int l = 0; l < next - j; l++) y[l] = gain * values[j + l];
+        }
+        see(right, values, from, to);
     }
+    static void see(T &top, const T *values, int from, int to) { top = bigger(top, largest(values + from, std::max(0, to - from))); }
     // Y is packed in panels, one row a term.
     T *y_term(int j, int t) const { return this->y + (size_t)(j / PANEL<T>) * PANEL<T> * this->width + (size_t)t * PANEL<T> + j % PANEL<T>; }
     void put_v(T *to, int step) const {  // v after a column step, by members' shares
-        const T *s = step < 0 ? nullptr : this->saved(this->args.s, this->col_steps, step, this->m);
-        int from, to_;
-        this->share_columns(from, to_);
-        for (int j = from; j < to_; j++) to[j] = j >= this->live_m ? 0 : s ? this->scaling(s[this->col_at[j]]) : 1;
+        int from, until;
+        this->share_columns(from, until);
+        const int live = std::min(until, this->live_m);
+        if (step < 0) {
+            std::fill(to + from, to + std::max(from, live), (T)1);
+            std::fill(to + std::max(from, live), to + std::max(from, until), (T)0);
+        } else {
+            this->take(to, this->saved(this->args.s, this->col_steps, step, this->m), this->col_at, this->all_cols(), from, live);
+            this->scalings(to, to, from, until);
+        }
     }
     void get_u(int step) {
-        const T *u = this->saved(this->args.u, this->rows_steps, step, this->n);
         int from, to;
         this->team.share(this->live_n, from, to);
-        for (int i = from; i < to; i++) this->u[i] = u[this->row_at[i]];
+        this->take(this->u, this->saved(this->args.u, this->rows_steps, step, this->n), this->row_at, this->all_rows(), from, to);
     }
     // The last scalings; df = rowsum(dO∘O), which needs no pass; X's first columns.
     void begin(bool ends_on_rows) {
@@ -72,14 +83,16 @@ template <class T> struct Backward : Head<T> {
         put_v(this->vv, this->col_steps - 1);
         int from, to;
         this->team.share(this->live_n, from, to);
+        Largest<T> seen;
         const T *out = (const T *)args.out + (size_t)this->index * this->n * this->e;
         for (int i = from; i < to; i++) {
             const T *d_out = this->template at<const T>(args.d_out) + this->row_at[i] * args.d_out.i;
             const T df = dot_plain(d_out, out + (size_t)this->row_at[i] * this->e, this->e);
-            scaled(x_row(i), d_out, this->u[i], this->e, &left);
+            scaled(x_row(i), d_out, this->u[i], this->e, &seen);
             this->alpha[i] = ends_on_rows ? df * this->u[i] : df;
-            if (ends_on_rows) put_x(i, term, -this->alpha[i]);
         }
+        left = seen.found();
+        if (ends_on_rows) put_x(term, -1, this->alpha, from, to);
         this->team.barrier();
     }
     // A again, and what the values and the last row step ask of it.
@@ -129,56 +142,55 @@ template <class T> struct Backward : Head<T> {
                     sum = v * dot_plain(from_z, rows[l], this->e);
                     for (int c = 0; c < this->e; c++) to_value[c] = v * from_z[c];
                 }
-                if (ends_on_rows) put_y(j + l, term, v);
                 this->dg[j + l] = ends_on_rows ? sum - v * this->s[j + l] : sum;
             }
             transpose_four(rows, by, this->e, y_term(j, 0), PANEL<T>);
             for (int c = this->e; c < this->ep; c++) std::fill(y_term(j, c), y_term(j, c) + 4, (T)0);
         }
         see_values(from, to);
-        if (ends_on_rows) term++;
+        if (ends_on_rows) put_y(term++, this->vv, from, to);
         this->team.barrier();
     }
     void see_values(int from, int to) {
+        Largest<T> seen;
         for (int j = from; j < std::min(to, this->live_m); j++) {
-            const Vec<T> by = splat(gain * this->vv[j]);
+            const Vec<T> by = splat(this->vv[j]);
             const T *value = this->value_row(j);
-            along<T>(this->e, [&](int c) { right.see(by * load(value + c)); }, [&](int c, int some) { right.see(by * load_some(value + c, some, (T)0)); });
+            along<T>(this->e, [&](int c) { seen.see(by * load(value + c)); }, [&](int c, int some) { seen.see(by * load_some(value + c, some, (T)0)); });
         }
+        right = bigger(right, seen.found());
     }
     // y = τ·dg/s and x = u; the row step before it is known up to its α.
     void column_step(int step) {
-        const T *s = this->saved(this->args.s, this->col_steps, step, this->m);
-        get_u(step);
-        put_v(this->vprev, step - 1);
         int from, to;
         this->share_columns(from, to);
-        for (int j = from; j < to; j++) {
-            const bool live = j < this->live_m;
-            const T sum = live ? s[this->col_at[j]] : 1;
-            if (live && this->relaxed) d_tau -= this->dg[j] * std::log(sum / this->rho);
-            this->s[j] = live ? this->tau * this->dg[j] / sum : 0;
-            put_y(j, term, this->s[j]);
-            put_y(j, term + 1, this->vprev[j]);
-        }
+        const int live = std::min(to, this->live_m);
+        T *y = this->s;
+        this->take(y, this->saved(this->args.s, this->col_steps, step, this->m), this->col_at, this->all_cols(), from, live);
+        if (this->relaxed) for (int j = from; j < live; j++) d_tau -= this->dg[j] * std::log(y[j] / this->rho);
+        for (int j = from; j < live; j++) y[j] = this->tau * this->dg[j] / y[j];
+        std::fill(y + std::max(from, live), y + std::max(from, to), (T)0);
+        put_v(this->vprev, step - 1);
+        put_y(term++, y, from, to);
+        put_y(term++, this->vprev, from, to);
+        get_u(step);
         this->team.share(this->live_n, from, to);
-        for (int i = from; i < to; i++) put_x(i, term, -this->u[i]);
-        term += 2;
+        put_x(term - 2, -1, this->u, from, to);
         this->team.barrier();
     }
     // α of a row step: its df is −u∘(A y), plus what the output itself asked of the last row step.
     void row_step(int i0, int rows, const T *c, bool first) {
-        T through[MR * 2];
-        for (int i = 0; i < rows; i += MR * 2) {
-            const int some = std::min(MR * 2, rows - i);
+        T through[Head<T>::FEW];
+        for (int i = 0; i < rows; i += this->FEW) {
+            const int some = std::min<int>(this->FEW, rows - i);
             dot(some, c + (size_t)i * this->ld, this->ld, this->s, through, this->cols);
             for (int r = 0; r < some; r++) {
                 const int row = i0 + i + r;
                 const T df = (first ? this->alpha[row] : 0) - this->u[row] * through[r];
                 this->alpha[row] = df * this->u[row];
-                put_x(row, term - 1, -this->alpha[row]);
             }
         }
+        put_x(term - 1, -1, this->alpha, i0, i0 + rows);
     }
     void pass(int step, bool first) {
         T *sum = this->own_part();
@@ -186,8 +198,8 @@ template <class T> struct Backward : Head<T> {
         this->blocks(step & 1, [&](int i0, int rows) {
             if (!this->stored) this->again(i0, rows);
             const T *c = this->rows_of_kernel(i0);
-            for (int i = 0; i < rows; i += 8) {
-                const int some = std::min(8, rows - i);
+            for (int i = 0; i < rows; i += this->FEW) {
+                const int some = std::min<int>(this->FEW, rows - i);
                 row_step(i0 + i, some, c + (size_t)i * this->ld, first);
                 add(some, this->alpha + i0 + i, c + (size_t)i * this->ld, this->ld, sum, this->cols);
             }
@@ -269,8 +281,8 @@ template <class T> struct Backward : Head<T> {
         }
         T *mine = this->tops + (size_t)this->team.id * (args.n_iters + 4);
         mine[0] = d_tau;
-        mine[1] = left.found();
-        mine[2] = right.found();
+        mine[1] = left;
+        mine[2] = right;
         this->team.barrier();
         if (this->team.id == 0) conclude();
         this->team.barrier();
@@ -285,7 +297,7 @@ template <class T> struct Backward : Head<T> {
             right = bigger(right, each[2]);
         }
         ((T *)this->args.d_tau)[this->index] = d_tau;
-        this->args.safe[this->index] = left * right * term < std::numeric_limits<T>::max() / 4;
+        this->args.safe[this->index] = left * right * std::max((T)1, std::fabs(gain)) * term < std::numeric_limits<T>::max() / 4;
     }
     static T bigger(T a, T b) { return a != a || b <= a ? a : b; }  // NaN stays
 };

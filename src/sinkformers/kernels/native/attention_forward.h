@@ -90,8 +90,7 @@ template <class T> struct Forward : Head<T> {
         this->team.barrier();
     }
     void keep_u(int step, int i0, int rows) {
-        T *u = this->saved(this->args.u, this->rows_steps, step, this->n);
-        for (int i = i0; i < i0 + rows; i++) u[this->row_at[i]] = this->u[i];
+        this->give(this->u, this->saved(this->args.u, this->rows_steps, step, this->n), this->row_at, this->all_rows(), i0, i0 + rows);
     }
     // v from the column sums.
     void column_step(int step) {
@@ -99,12 +98,10 @@ template <class T> struct Forward : Head<T> {
         int from, to;
         this->share_columns(from, to);
         const bool last = step + 1 == this->col_steps;  // the values go into the last pass times v
-        for (int j = from; j < to; j++) {
-            const bool live = j < this->live_m;
-            if (live) s[this->col_at[j]] = this->s[j];
-            this->vv[j] = live ? this->scaling(this->s[j]) : 0;
-            if (last && live) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e);
-        }
+        const int live = std::min(to, this->live_m);
+        this->give(this->s, s, this->col_at, this->all_cols(), from, live);
+        this->scalings(this->s, this->vv, from, to);
+        if (last) for (int j = from; j < live; j++) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e);
         note(2 * step + 1, this->vv, from, to);
         this->team.barrier();
     }
@@ -116,8 +113,8 @@ template <class T> struct Forward : Head<T> {
             if (!this->stored) this->again(i0, rows);
             const T *c = this->rows_of_kernel(i0);
             if (row_step) {
-                for (int i = 0; i < rows; i += 8) {
-                    const int some = std::min(8, rows - i);
+                for (int i = 0; i < rows; i += this->FEW) {
+                    const int some = std::min<int>(this->FEW, rows - i);
                     dot(some, c + (size_t)i * this->ld, this->ld, this->vv, this->u + i0 + i, this->cols);
                     for (int r = i0 + i; r < i0 + i + some; r++) this->u[r] = 1 / this->u[r];
                     if (!last) add(some, this->u + i0 + i, c + (size_t)i * this->ld, this->ld, sum, this->cols);

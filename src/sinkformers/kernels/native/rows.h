@@ -79,11 +79,20 @@ template <class T, int R> static void add_rows(const T *w, const T *a, size_t ld
 }
 template <class T> static void dot(int rows, const T *a, size_t ld, const T *v, T *out, int cols) {
     int i = 0;
+    for (; cols % LANES<T> == 0 && i + LANES<T> <= rows; i += LANES<T>) {
+        Vec<T> sum[LANES<T>] = {};
+        for (int j = 0; j < cols; j += LANES<T>) {
+            const Vec<T> x = load(v + j);
+            FLATTEN for (int r = 0; r < LANES<T>; r++) sum[r] += load(a + (i + r) * ld + j) * x;
+        }
+        store(out + i, totals<T>(sum));
+    }
     for (; i + 4 <= rows; i += 4) dot_rows<T, 4>(a + i * ld, ld, v, out + i, cols);
     for (; i < rows; i++) dot_rows<T, 1>(a + i * ld, ld, v, out + i, cols);
 }
 template <class T> static void add(int rows, const T *w, const T *a, size_t ld, T *y, int cols) {
     int i = 0;
+    for (; VECTOR_BYTES == 64 && i + 16 <= rows; i += 16) add_rows<T, 16>(w + i, a + i * ld, ld, y, cols);
     for (; i + 8 <= rows; i += 8) add_rows<T, 8>(w + i, a + i * ld, ld, y, cols);
     for (; i + 4 <= rows; i += 4) add_rows<T, 4>(w + i, a + i * ld, ld, y, cols);
     for (; i < rows; i++) add_rows<T, 1>(w + i, a + i * ld, ld, y, cols);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #define FLATTEN _Pragma("GCC unroll 16")
 
@@ -57,13 +58,26 @@ template <> struct Halves<double, 16> {
     static inline double total(V x) { return x[0] + x[1]; }
 };
 template <class T> static inline T total(Vec<T> x) { return Halves<T, VECTOR_BYTES>::total(x); }
+
+// Lanes of a and b, counted through both, in the order of the last arguments.
+#ifdef __clang__
+#define SHUFFLE(Order, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(Order, a, b, ...) __builtin_shuffle(a, b, Order{__VA_ARGS__})
+#endif
+// Groups of 2·G lanes in a and b, each folded onto G lanes.
+template <class T, int G, size_t... O> static inline Vec<T> fold(Vec<T> a, Vec<T> b, std::index_sequence<O...>) {
+    typedef typename Simd<T>::I Order [[maybe_unused]];
+    return SHUFFLE(Order, a, b, (O / G * 2 * G + O % G)...) + SHUFFLE(Order, a, b, (O / G * 2 * G + G + O % G)...);
+}
+// The totals of as many vectors as one has lanes, all at once; `sums` is used up.
+template <class T, int G = LANES<T> / 2> static inline Vec<T> totals(Vec<T> *sums) {
+    FLATTEN for (int p = 0; p < G; p++) sums[p] = fold<T, G>(sums[2 * p], sums[2 * p + 1], std::make_index_sequence<LANES<T>>());
+    if constexpr (G > 1) return totals<T, G / 2>(sums);
+    return sums[0];
+}
 static inline int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-#ifdef __clang__
-#define SHUFFLE(p, q, a, b, c, d) __builtin_shufflevector(p, q, a, b, c, d)
-#else
-#define SHUFFLE(p, q, a, b, c, d) __builtin_shuffle(p, q, At{a, b, c, d})
-#endif
 // Four rows of `count` features, times `by`, become columns j to j + 3 of a matrix with rows `ld` apart.
 static inline void transpose_four(const float *const *rows, const float *by, int count, float *to, size_t ld) {
     typedef float Four __attribute__((vector_size(16)));
@@ -73,12 +87,12 @@ static inline void transpose_four(const float *const *rows, const float *by, int
     for (; c + 4 <= count; c += 4) {
         const Four p = by[0] * *(const Loose *)(rows[0] + c), q = by[1] * *(const Loose *)(rows[1] + c);
         const Four r = by[2] * *(const Loose *)(rows[2] + c), s = by[3] * *(const Loose *)(rows[3] + c);
-        const Four pq = SHUFFLE(p, q, 0, 4, 1, 5), rs = SHUFFLE(r, s, 0, 4, 1, 5);
-        const Four pq2 = SHUFFLE(p, q, 2, 6, 3, 7), rs2 = SHUFFLE(r, s, 2, 6, 3, 7);
-        *(Loose *)(to + c * ld) = SHUFFLE(pq, rs, 0, 1, 4, 5);
-        *(Loose *)(to + (c + 1) * ld) = SHUFFLE(pq, rs, 2, 3, 6, 7);
-        *(Loose *)(to + (c + 2) * ld) = SHUFFLE(pq2, rs2, 0, 1, 4, 5);
-        *(Loose *)(to + (c + 3) * ld) = SHUFFLE(pq2, rs2, 2, 3, 6, 7);
+        const Four pq = SHUFFLE(At, p, q, 0, 4, 1, 5), rs = SHUFFLE(At, r, s, 0, 4, 1, 5);
+        const Four pq2 = SHUFFLE(At, p, q, 2, 6, 3, 7), rs2 = SHUFFLE(At, r, s, 2, 6, 3, 7);
+        *(Loose *)(to + c * ld) = SHUFFLE(At, pq, rs, 0, 1, 4, 5);
+        *(Loose *)(to + (c + 1) * ld) = SHUFFLE(At, pq, rs, 2, 3, 6, 7);
+        *(Loose *)(to + (c + 2) * ld) = SHUFFLE(At, pq2, rs2, 0, 1, 4, 5);
+        *(Loose *)(to + (c + 3) * ld) = SHUFFLE(At, pq2, rs2, 2, 3, 6, 7);
     }
     for (; c < count; c++)
         for (int j = 0; j < 4; j++) to[c * ld + j] = by[j] * rows[j][c];
