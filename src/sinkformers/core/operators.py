@@ -127,8 +127,9 @@ def normalize_operator(
     else:
         problem = pose(scores, mask, row_mass, col_mass)
         weights, steps = unrolled.forward(problem, tau if tau is None else tau.to(problem.scores), n_iters)
-    u, s, r, safe = (part.contiguous() for part in steps)
-    return weights.to(scores.dtype), u, s, r, safe
+    # In order whatever the layout of the scores: tracing was told so.
+    weights, u, s, r, safe = (part.contiguous() for part in (weights.to(scores.dtype), *steps))
+    return weights, u, s, r, safe
 
 
 @normalize_operator.register_fake
@@ -170,7 +171,7 @@ def normalize_backward_operator(
         weights, kernel = unrolled.reopen(problem, tau, n_iters, steps)
         d_weights = d_weights.masked_fill(problem.scores == -torch.inf, 0.0)
         grad, d_tau = unrolled.backward(problem, tau, n_iters, steps, kernel, weights, d_weights)
-    return grad.to(scores.dtype), r.new_zeros(safe.shape) if d_tau is None else d_tau
+    return grad.to(scores.dtype).contiguous(), r.new_zeros(safe.shape) if d_tau is None else d_tau
 
 
 @normalize_backward_operator.register_fake
