@@ -116,7 +116,6 @@ def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) 
                 break
             if going.sum() <= going.numel() / 2:  # copying the rest pays once half of the batch stands still
                 run.keep(going)
-    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
     # The kernel was made anew around rounded potentials where they drifted far; rows sum to 1 all the same.
     weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
     return weights, excess, residual, iterations, residual <= tol
@@ -124,6 +123,7 @@ def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) 
 
 @torch.library.custom_op("sinkformers::limit", mutates_args=())
 @full_precision
+    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
 def limit_operator(
     scores: Tensor,
     mask: MaybeTensor,
@@ -165,9 +165,10 @@ def limit_backward_operator(
     # Only the row weights are read; weights that underflowed to zero take part all the same, as the masses say.
     weight = pose(torch.zeros_like(weights), mask, row_mass, col_mass).weight
     tau = tau if tau is None else tau.to(weights)
-    # An incoming NaN where an entry is out must not meet its zero.
-    d_weights = d_weights.masked_fill(weights == 0, 0.0)
-    grad, d_tau = implicit.gradient(weights, d_weights, weight, tau, excess)
+    # NaN must not meet the zero of an entry that is out: neither one that comes in there, nor one that takes part.
+    out = weights == 0
+    grad, d_tau = implicit.gradient(weights, d_weights.masked_fill(out, 0.0), weight, tau, excess)
+    grad = grad.masked_fill(out, 0.0)
     return grad, weights.new_zeros(weights.shape[:-2]) if d_tau is None else d_tau
 
 
