@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import implicit
-from sinkformers.core.kernel_domain import apply, exponentiate
+from sinkformers.core.kernel_domain import BLOCK, apply, exponentiate
 from sinkformers.core.operators import MaybeTensor, reduce_to
 from sinkformers.core.problem import Problem, pose, working_dtype
 from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
@@ -20,8 +20,8 @@ DRIFT = 1e10
 
 
 def tolerance_floor(dtype: torch.dtype, n: int, m: int) -> float:
-    """The residual that rounding leaves: measured at up to eps·√max(n, m), here with a margin of 2."""
-    return 2 * torch.finfo(dtype).eps * max(n, m) ** 0.5
+    """The residual that rounding leaves: that of a sum, √terms·eps for a block of terms, with a margin of 2."""
+    return 2 * torch.finfo(dtype).eps * min(max(n, m), BLOCK) ** 0.5
 
 
 def _kernel(problem: Problem, r: Tensor) -> tuple[Tensor, Tensor]:
