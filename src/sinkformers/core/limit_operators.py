@@ -56,13 +56,18 @@ class _Run:
         self.v = torch.where(self.problem.cols, v, 0.0)
 
     def residual(self) -> Tensor:
-        """After a row step: how far the columns are from their targets, or how much the weights still change."""
+        """After a row step: how far the columns are from their targets, or how much the weights still change.
+
+        The former where tau is 1: weights that hardly change may still be far from a limit that is known.
+        """
+        error = (self.s * self.v / self.problem.target - 1).abs()
+        marginal = error.masked_fill(~self.problem.cols, 0.0).amax(-1)
         if self.tau is None:
-            error = (self.s * self.v / self.problem.target - 1).abs()
-            return error.masked_fill(~self.problem.cols, 0.0).amax(-1)
+            return marginal
         now, before = self.weights(), self.before
         self.before = now
-        return now.new_full(now.shape[:1], torch.inf) if before is None else (now - before).abs().amax((-2, -1))
+        change = torch.full_like(marginal, torch.inf) if before is None else (now - before).abs().amax((-2, -1))
+        return torch.where(self.tau == 1, marginal, change)
 
     def excess(self) -> Tensor:
         return torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target, 0.0)
@@ -118,12 +123,12 @@ def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) 
                 run.keep(going)
     # The kernel was made anew around rounded potentials where they drifted far; rows sum to 1 all the same.
     weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
+    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
     return weights, excess, residual, iterations, residual <= tol
 
 
 @torch.library.custom_op("sinkformers::limit", mutates_args=())
 @full_precision
-    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
 def limit_operator(
     scores: Tensor,
     mask: MaybeTensor,

@@ -88,3 +88,9 @@ def autocasts(device: torch.device) -> bool:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
+def readable(tensor: Tensor) -> bool:
+    """Whether Python may branch on values: not while they are traced, nor under `torch.func`, nor on `meta`."""
+    under_func = torch._C._are_functorch_transforms_active()
+    return not (torch.compiler.is_compiling() or under_func or tensor.is_meta)
+
+
