@@ -173,7 +173,10 @@ def _(tau, caller, zero):
 
 register_vmap(checked_tau_operator)
 checked_tau = differentiable(
-    checked_tau_operator, lambda ctx, inputs, output: None, lambda ctx, grad: (grad, None, None)
+    checked_tau_operator,
+    lambda ctx, inputs, output: None,
+    lambda ctx, grad: (grad, None, None),
+    lambda ctx, tangent, *_: tangent.clone(),
 )
 
 

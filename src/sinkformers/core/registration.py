@@ -50,8 +50,18 @@ def _entry(args: list[Any], index: int) -> list[Any]:
     return [arg[index] if isinstance(arg, Tensor) else arg for arg in args]
 
 
+def _no_forward_mode(ctx: Any, *tangents: Any) -> Any:
+    raise NotImplementedError(
+        "sinkformers: there is no forward-mode derivative here (jvp, jacfwd); reverse mode (backward, vjp, jacrev) "
+        'there is. sinkhorn and sinkhorn_attention with backend="reference" have both.'
+    )
+
+
 def differentiable(
-    operator: Any, setup_context: Callable[..., None], backward: Callable[..., Any]
+    operator: Any,
+    setup_context: Callable[..., None],
+    backward: Callable[..., Any],
+    jvp: Callable[..., Any] = _no_forward_mode,
 ) -> Callable[..., Any]:
     """Give an operator its gradient, and return what to call.
 
@@ -59,7 +69,7 @@ def differentiable(
     `autograd.Function` only, so it is wrapped in one as well.
     """
     operator.register_autograd(backward, setup_context=setup_context)
-    parts = {"forward": operator, "setup_context": setup_context, "backward": backward}
+    parts = {"forward": operator, "setup_context": setup_context, "backward": backward, "jvp": jvp}
     body = {name: staticmethod(part) for name, part in parts.items()}
     function: Any = type(operator._name, (torch.autograd.Function,), {**body, "generate_vmap_rule": True})
 
@@ -74,11 +84,17 @@ def not_differentiable(operator: Any) -> Callable[..., Any]:
 
     def refuse(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
-            "sinkformers: the gradient of this backend cannot be differentiated once more. "
-            'backend="reference" can: its gradient is made of torch\'s own operations.'
+            "sinkformers: this gradient cannot be differentiated once more. That of sinkhorn and sinkhorn_attention "
+            'with backend="reference" can: it is made of torch\'s own operations.'
         )
 
     return differentiable(operator, lambda ctx, inputs, output: None, refuse)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether Python may branch on values: not while they are traced, nor under `torch.func`, nor on `meta`."""
+    under_func = torch._C._are_functorch_transforms_active()
+    return not (torch.compiler.is_compiling() or under_func or tensor.is_meta)
 
 
 def autocasts(device: torch.device) -> bool:
@@ -88,9 +104,3 @@ def autocasts(device: torch.device) -> bool:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
-def readable(tensor: Tensor) -> bool:
-    """Whether Python may branch on values: not while they are traced, nor under `torch.func`, nor on `meta`."""
-    under_func = torch._C._are_functorch_transforms_active()
-    return not (torch.compiler.is_compiling() or under_func or tensor.is_meta)
-
-

@@ -49,10 +49,16 @@ def _(d_weights, weights):
 
 def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(output)
+    ctx.save_for_forward(output)
 
 
 def _backward(ctx: Any, d_weights: Tensor) -> Tensor:
     return softmax_backward(d_weights, ctx.saved_tensors[0])
+
+
+def _forward_mode(ctx: Any, tangent: Tensor) -> Tensor:
+    """The Jacobian of SoftMax is symmetric."""
+    return softmax_backward(tangent, ctx.saved_tensors[0])
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -68,5 +74,5 @@ def _second(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 register_vmap(softmax_operator)
 register_vmap(softmax_backward_operator)
-softmax = differentiable(softmax_operator, _save, _backward)
+softmax = differentiable(softmax_operator, _save, _backward, _forward_mode)
 softmax_backward = differentiable(softmax_backward_operator, _save_gradient, _second)
