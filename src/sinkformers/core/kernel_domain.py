@@ -22,7 +22,7 @@ from sinkformers.core.problem import Problem
 # rounded to zero could not have mattered. From below it is bounded by itself: rows sum to 1.
 LIMIT = {torch.float32: 1e30, torch.float64: 1e280}
 # Sums run over at most so many terms in one product: BLAS adds them one after the other, and in float32 the rounding of
-# 100,000 like terms adds up to 1e-3 of their sum.
+# 100,000 like terms adds up to nearly 1e-3 of their sum.
 BLOCK = 1024
 # exp is taken as an exact zero from here on: denormal numbers slow a CPU down tenfold, and a floor would leak mass.
 VANISHING = {torch.float32: -87.0, torch.float64: -708.0}
