@@ -91,6 +91,10 @@ def test_the_others_say_that_they_have_none(function):
         torch.func.jvp(function, (point,), (point,))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative"):
         function(forward_ad.make_dual(point, point))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda c: torch.func.jvp(function, (c,), (c,)), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="no forward-mode derivative"):
+        compiled(point)
     assert torch.func.jacrev(function)(point).isfinite().all()
 
 

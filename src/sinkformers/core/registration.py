@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -74,7 +75,11 @@ def differentiable(
     function: Any = type(operator._name, (torch.autograd.Function,), {**body, "generate_vmap_rule": True})
 
     def call(*args: Any) -> Any:
-        return operator(*args) if torch.compiler.is_compiling() else function.apply(*args)
+        if not torch.compiler.is_compiling():
+            return function.apply(*args)
+        if forward_ad._current_level >= 0:  # a registered operator would drop the tangents without a word
+            _no_forward_mode(None)
+        return operator(*args)
 
     return call
 
