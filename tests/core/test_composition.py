@@ -29,15 +29,15 @@ def record_calls(function):
     return calls
 
 
-def every_operator():
+def every_operator(matrix):
     """One call of each registered operator, backward ones included, as the public functions make it."""
     mask, tau = torch.rand(2, 5, 7) > 0.2, torch.rand(2, requires_grad=True)
     row, col = torch.rand(5).softmax(-1), torch.rand(7).softmax(-1)
-    scores = torch.randn(2, 5, 7, requires_grad=True)
-    bias = torch.randn(2, 5, 7, requires_grad=True)
+    scores, bias = (matrix().requires_grad_() for _ in range(2))
 
     def call():
         sinkhorn(scores, mask=mask, tau=tau, row_mass=row, col_mass=col).sum().backward()
+        sinkhorn(scores, backend="torch").sum().backward()
         sinkhorn(scores, n_iters=1).sum().backward()
         sinkhorn_limit(scores, tau=tau, mask=mask, row_mass=row, max_iters=51, return_info=True)[0].sum().backward()
         sinkhorn_attention(*attention_inputs(2), bias, tau=tau, cost="l2", query_mask=row > 0.1).sum().backward()
@@ -46,8 +46,16 @@ def every_operator():
     return record_calls(call)
 
 
-def test_opcheck():
-    calls = every_operator()
+MATRICES = {
+    "contiguous": lambda: torch.randn(2, 5, 7),
+    "transposed": lambda: torch.randn(2, 7, 5).mT,
+    "half": lambda: torch.randn(2, 5, 7).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_opcheck(matrix):
+    calls = every_operator(MATRICES[matrix])
     names = {func._schema.name for func, _, _ in calls}
     registered = {
         f"sinkformers::{name}"

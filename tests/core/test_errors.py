@@ -46,7 +46,7 @@ SINKHORN = [
     (
         {"row_mass": torch.full((5,), 0.2, requires_grad=True)},
         ValueError,
-        r"row_mass gets no gradient.*row_mass.detach",
+        r"row_mass gets no gradient.*row_mass.detach\(\); to learn it, write the steps with masses \(docs/core.md\)",
     ),
     (
         {"backend": "cuda"},
@@ -87,8 +87,10 @@ def test_limit():
         sinkhorn_limit(SCORES, tol=0)
     with pytest.raises(ValueError, match="sinkhorn_limit: tol must be a positive number; got nan"):
         sinkhorn_limit(SCORES, tol=float("nan"))
-    with pytest.raises(ValueError, match="sinkhorn_limit: max_iters must be a whole number"):
-        sinkhorn_limit(SCORES, max_iters=0)
+    advice = r"must be a whole number ≥ 1 \(the most normalisations to take\); got .*\. Leave it out for 1000\.$"
+    for value, kind in ((0, ValueError), (2.5, ValueError), ("9", TypeError), (torch.tensor(9), TypeError)):
+        with pytest.raises(kind, match=f"sinkhorn_limit: max_iters {advice}"):
+            sinkhorn_limit(SCORES, max_iters=value)
 
 
 def test_marginal_error():

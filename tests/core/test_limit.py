@@ -1,14 +1,13 @@
-"""The limit: Proposition 1, evidence, and agreement with independent solvers."""
+"""The limit: Proposition 1, agreement with independent solvers, and scores of any size."""
 
 import math
-import warnings
 
 import ot
 import pytest
 import torch
 from torch.testing import assert_close
 
-from sinkformers import ConvergenceWarning, marginal_error, sinkhorn, sinkhorn_limit
+from sinkformers import marginal_error, sinkhorn, sinkhorn_limit
 
 
 def shift(n):
@@ -79,17 +78,6 @@ def test_agrees_with_pot_where_columns_are_relaxed(tau):
     assert_close(row[:, None] * got, torch.as_tensor(plan), atol=1e-10, rtol=0)
 
 
-def test_evidence():
-    scores = torch.tensor([0.1, 1.0, 4.0])[:, None, None] * torch.randn(3, 17, 13)
-    weights, info = sinkhorn_limit(scores, tol=1e-5, max_iters=3001, return_info=True)
-    rows, cols = marginal_error(weights)
-    assert info.converged.all()
-    assert (info.iterations % 2 == 1).all()
-    assert info.iterations[0] < info.iterations[1] < info.iterations[2]
-    assert (info.residual <= 1e-5).all()
-    assert_close(torch.maximum(rows, cols / (17 / 13)), info.residual, atol=2e-6, rtol=0)
-
-
 def test_batch_mates_do_not_disturb():
     scores = torch.tensor([0.1, 4.0, 1.0, 2.0])[:, None, None] * torch.randn(4, 17, 13)
     together, info = sinkhorn_limit(scores, max_iters=3001, return_info=True)
@@ -97,29 +85,6 @@ def test_batch_mates_do_not_disturb():
         alone, its = sinkhorn_limit(scores[index], max_iters=3001, return_info=True)
         assert_close(together[index], alone, atol=1e-6, rtol=0)
         assert abs(int(info.iterations[index] - its.iterations)) <= 2
-
-
-def test_not_converging_is_one_warning_with_the_residual():
-    scores = 4 * torch.randn(3, 17, 17)
-    with pytest.warns(
-        ConvergenceWarning, match=r"3 of 3 matrices .* after 5 normalisations; the largest residual is"
-    ) as seen:
-        weights = sinkhorn_limit(scores, max_iters=5)
-    assert len(seen) == 1
-    assert_close(weights, sinkhorn(scores, n_iters=5), atol=1e-5, rtol=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _, info = sinkhorn_limit(scores, max_iters=6, return_info=True)
-    assert not info.converged.any()
-    assert info.iterations.eq(5).all()
-
-
-def test_a_limit_that_does_not_exist_reports_its_residual():
-    triangle = torch.ones(6, 6).tril() > 0
-    weights, info = sinkhorn_limit(torch.randn(6, 6), mask=triangle, max_iters=1001, return_info=True)
-    assert not info.converged
-    assert 1e-3 < info.residual < 1
-    assert weights.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -137,11 +102,21 @@ def test_sharp_scores_are_absorbed(std, dtype, tau):
         assert_close(weights[index].double(), exact, atol=400 * 4 * std * torch.finfo(dtype).eps, rtol=0)
 
 
-@pytest.mark.parametrize(("n", "m"), [(7, 7), (300, 300), (2000, 3), (40, 1100)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_smallest_tolerance_is_reached(n, m, dtype):
-    _, info = sinkhorn_limit(torch.randn(n, m, dtype=dtype), tol=1e-30, max_iters=301, return_info=True)
-    assert info.converged
+@pytest.mark.parametrize("depth", [100.0, 1000.0])
+def test_the_hub_is_absorbed(depth):
+    """A row and half of the columns hold everything: u and v drift apart at every step, without an end.
+
+    In float32 they leave the range within 60 steps where they are never absorbed.
+    """
+    n = 64
+    scores = torch.full((n, n), -depth)
+    scores[0], scores[:, : n // 2] = 0, 0
+    weights, info = sinkhorn_limit(scores, max_iters=101, return_info=True)
+    exact = sinkhorn(scores.double(), n_iters=int(info.iterations), backend="reference")
+    # A step rounds a sum and reads exponents of size `depth`.
+    bound = (int(info.iterations) + 1) * torch.finfo(torch.float32).eps * (n**0.5 + depth)
+    assert_close(weights.double(), exact, atol=bound * exact.max().item(), rtol=0)
+    assert bool(info.converged) == (depth == 100)
 
 
 def test_marginal_error_in_float64():
@@ -170,27 +145,6 @@ def test_marginal_error_counts_what_takes_part():
     assert_close(rows, torch.zeros(2), atol=1e-6, rtol=0)
     assert_close(cols, torch.zeros(2), atol=1e-6, rtol=0)
     assert [e.item() for e in marginal_error(weights, torch.zeros(3, 3, dtype=torch.bool))] == [0, 0]
-
-
-def test_nan_stops_at_once_and_stays_where_it_takes_part():
-    scores = torch.randn(2, 5, 7)
-    scores[0, 1, 2] = torch.nan
-    mask = torch.ones(5, 7, dtype=torch.bool)
-    mask[3] = False
-    weights, info = sinkhorn_limit(scores, mask=mask, return_info=True)
-    assert info.iterations[0] == 1
-    assert info.converged.tolist() == [False, True]
-    assert weights[0, 3].eq(0).all()
-    assert weights[1].isfinite().all()
-
-
-def test_the_warning_counts_those_that_did_not_converge():
-    scores = torch.stack([torch.zeros(5, 5), 5 * torch.randn(5, 5)])
-    with pytest.warns(ConvergenceWarning, match="1 of 2 matrices"):
-        sinkhorn_limit(scores, max_iters=5)
-    _, info = sinkhorn_limit(scores, max_iters=5, return_info=True)
-    assert info.converged.tolist() == [True, False]
-    assert (info.residual <= 1e-6).equal(info.converged)
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.6])

@@ -75,6 +75,35 @@ def test_nothing_left_gives_zeros(n_iters, backend):
     assert grad[0, 2].eq(0).all()
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "limit"])
+@pytest.mark.parametrize("n_iters", N_ITERS)
+@pytest.mark.parametrize(("n", "m"), [(5, 7), (37, 41)])
+@pytest.mark.parametrize("by", ["mask", "minus infinity", "mass"])
+def test_nan_that_takes_part_reaches_nothing_masked(backend, n_iters, n, m, by):
+    """In the scores it spoils the rest of its matrix, and so does NaN that comes in with the gradient."""
+    rows, cols = subset(n), subset(m)
+    mask, masses = rows[:, None] & cols, {"row_mass": rows / rows.sum(), "col_mass": cols / cols.sum()}
+    mask[0, 0] = True
+    if by != "mass":
+        mask, masses = mask & (torch.rand(n, m) > 0.2), {}
+    options = {"mask": mask} if by == "mask" else masses
+    for poisoned in ("scores", "gradient"):
+        scores = torch.randn(2, n, m).masked_fill(~mask, -torch.inf if by == "minus infinity" else 1.0)
+        d_weights = torch.randn(2, n, m)
+        mask[0, 0] = True
+        (scores if poisoned == "scores" else d_weights)[0, 0, 0] = torch.nan
+        scores.requires_grad_()
+        if backend == "limit":
+            weights, _ = sinkhorn_limit(scores, max_iters=n_iters, return_info=True, **options)
+        else:
+            weights = sinkhorn(scores, n_iters=n_iters, backend=backend, **options)
+        (grad,) = torch.autograd.grad(weights, scores, d_weights)
+        for result in (weights, grad):
+            assert result[:, ~mask].eq(0).all()
+            assert result[1].isfinite().all()
+        assert (weights if poisoned == "scores" else grad)[0, 0, 0].isnan()
+
+
 def structured_masks(n):
     i, j = torch.arange(n)[:, None], torch.arange(n)
     return {

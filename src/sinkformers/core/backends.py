@@ -50,7 +50,7 @@ def choose(caller: str, backend: str, device: torch.device) -> str:
     if reason:
         raise NotImplementedError(
             f'{caller}: backend="{backend}" cannot serve: {reason}. '
-            'backend="torch" runs everywhere, and "auto" chooses the fastest that can.'
+            'backend="torch" runs everywhere, and "auto" takes native where it was built for the device, else torch.'
         )
     return backend
 

@@ -31,20 +31,27 @@ def tensor(caller: str, name: str, value: Any, *, min_dim: int) -> None:
         )
 
 
-def iterations(caller: str, value: Any, name: str = "n_iters") -> int:
-    """A whole number that is no bool."""
-    advice = (
-        f"{caller}: {name} must be a whole number ≥ 1 (1 is SoftMax, odd counts end on rows); got {value!r}. "
-        "The paper uses 3 for text and images, 21 for point clouds."
-    )
-    if not isinstance(value, Real):
-        raise TypeError(advice)
+def iterations(caller: str, value: Any) -> int:
+    """`n_iters`, as a Python integer."""
+    meaning = "(1 is SoftMax, odd counts end on rows)"
+    return _count(caller, "n_iters", value, meaning, "The paper uses 3 for text and images, 21 for point clouds.")
+
+
+def most_iterations(caller: str, value: Any) -> int:
+    """`max_iters`, as a Python integer."""
+    return _count(caller, "max_iters", value, "(the most normalisations to take)", "Leave it out for 1000.")
+
+
+def _count(caller: str, name: str, value: Any, meaning: str, remedy: str) -> int:
+    """A whole number that is no bool. While tracing it may be symbolic, and then cannot be put into a sentence."""
+    is_number = isinstance(value, Real)
     try:
-        count = 0 if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
+        count = operator.index(value) if is_number and not isinstance(value, bool) else 0  # pyright: ignore
     except TypeError:
-        raise ValueError(advice) from None
+        count = 0
     if count < 1:
-        raise ValueError(advice)
+        kind = ValueError if is_number else TypeError
+        raise kind(f"{caller}: {name} must be a whole number ≥ 1 {meaning}; got {value!r}. {remedy}")
     return count
 
 
@@ -64,7 +71,7 @@ def one_of(caller: str, name: str, value: Any, choices: tuple[str, ...]) -> None
 def number(caller: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{caller}: {name} must be a number; got {value!r}.")
-    if not math.isfinite(float(value)):
+    if not -math.inf < float(value) < math.inf:  # math.isfinite cannot be traced
         raise ValueError(f"{caller}: {name} must be a finite number; got {value!r}.")
     return float(value)
 
@@ -135,8 +142,8 @@ def mass(caller: str, name: str, value: Any, shape: torch.Size) -> Tensor:
     tensor(caller, name, value, min_dim=1)
     if value.requires_grad:
         raise ValueError(
-            f"{caller}: {name} gets no gradient, but requires one. Pass {name}.detach(), or add its logarithm to the "
-            "scores if you mean to learn it."
+            f"{caller}: {name} gets no gradient, but requires one. Pass {name}.detach(); to learn it, write the steps "
+            "with masses (docs/core.md) in torch's own operations."
         )
     broadcasts(caller, name, value, shape, "the masses' shape")
     if value.shape[-1:] != shape[-1:]:
@@ -166,7 +173,10 @@ def _(tau, caller, zero):
 
 register_vmap(checked_tau_operator)
 checked_tau = differentiable(
-    checked_tau_operator, lambda ctx, inputs, output: None, lambda ctx, grad: (grad, None, None)
+    checked_tau_operator,
+    lambda ctx, inputs, output: None,
+    lambda ctx, grad: (grad, None, None),
+    lambda ctx, tangent, *_: tangent.clone(),
 )
 
 

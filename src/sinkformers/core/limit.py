@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import checks
-from sinkformers.core.limit_operators import limit
+from sinkformers.core.limit_operators import limit, tolerance_floor
+from sinkformers.core.registration import readable
 from sinkformers.core.sinkhorn import check_problem, relaxation_tensor
 
 
 class ConvergenceWarning(UserWarning):
-    """`sinkhorn_limit` stopped at `max_iters` before the residual fell below the tolerance."""
+    """`sinkhorn_limit` stopped before the residual fell below the tolerance: at `max_iters`, or at NaN."""
 
 
 class LimitInfo(NamedTuple):
@@ -77,7 +78,7 @@ def sinkhorn_limit(
 
     Returns:
         weights (…, n, m); rows sum to 1. Without `return_info`, matrices that have not converged are reported in one
-        `ConvergenceWarning` with the residual reached.
+        `ConvergenceWarning` with the residual reached; inside `torch.compile` and `torch.func` there is none.
 
     The gradient is that of the limit itself (implicit differentiation), and costs no memory per iteration. Under a mask
     that is no product of rows and columns the limit may not exist; the residual then says how far the weights are.
@@ -90,7 +91,7 @@ def sinkhorn_limit(
     """
     caller = "sinkhorn_limit"
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
-    max_iters = checks.iterations(caller, max_iters, "max_iters")
+    max_iters = checks.most_iterations(caller, max_iters)
     tol = checks.positive(caller, "tol", tol)
     by_matrix = relaxation_tensor(checks.relaxation(caller, tau, scores.shape[:-2]), scores)
     if scores.numel() == 0:
@@ -103,13 +104,24 @@ def sinkhorn_limit(
     weights, info = weights.to(scores.dtype), LimitInfo(residual.detach(), iterations, converged)
     if return_info:
         return weights, info
-    if not converged.all():
-        worst = info.residual[~converged].max().item()
-        warnings.warn(
-            f"sinkhorn_limit: {int((~converged).sum())} of {converged.numel()} matrices have not converged after "
-            f"{max_iters} normalisations; the largest residual is {worst:.2g}, the tolerance {tol:.2g}. Raise "
-            "max_iters, or pass return_info=True to judge each matrix.",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
+    if readable(converged) and not converged.all():
+        tol = max(tol, tolerance_floor(residual.dtype, *scores.shape[-2:]))
+        warnings.warn(f"{caller}: {_complaint(info, tol)}", ConvergenceWarning, stacklevel=2)
     return weights
+
+
+def _complaint(info: LimitInfo, tol: float) -> str:
+    total, lost = info.converged.numel(), info.residual.isnan()
+    late = ~info.converged & ~lost
+    sentences = []
+    if late.any():
+        sentences.append(
+            f"{int(late.sum())} of {total} matrices have not converged after {int(info.iterations[late].max())} "
+            f"normalisations; the largest residual is {info.residual[late].max().item():.2g}, the tolerance {tol:.2g}. "
+            "Raise max_iters, or pass return_info=True to judge each matrix."
+        )
+    if lost.any():
+        sentences.append(
+            f"{int(lost.sum())} of {total} matrices are NaN, because their scores hold NaN or plus infinity."
+        )
+    return " ".join(sentences)

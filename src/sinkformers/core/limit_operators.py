@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import implicit
-from sinkformers.core.kernel_domain import apply, exponentiate
+from sinkformers.core.kernel_domain import BLOCK, apply, exponentiate
 from sinkformers.core.operators import MaybeTensor, reduce_to
 from sinkformers.core.problem import Problem, pose, working_dtype
 from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
@@ -20,8 +20,8 @@ DRIFT = 1e10
 
 
 def tolerance_floor(dtype: torch.dtype, n: int, m: int) -> float:
-    """The residual that rounding leaves: measured at up to eps·√max(n, m), here with a margin of 2."""
-    return 2 * torch.finfo(dtype).eps * max(n, m) ** 0.5
+    """The residual that rounding leaves: that of a sum, √terms·eps for a block of terms, with a margin of 2."""
+    return 2 * torch.finfo(dtype).eps * min(max(n, m), BLOCK) ** 0.5
 
 
 def _kernel(problem: Problem, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,13 +56,18 @@ class _Run:
         self.v = torch.where(self.problem.cols, v, 0.0)
 
     def residual(self) -> Tensor:
-        """After a row step: how far the columns are from their targets, or how much the weights still change."""
+        """After a row step: how far the columns are from their targets, or how much the weights still change.
+
+        The former where tau is 1: weights that hardly change may still be far from a limit that is known.
+        """
+        error = (self.s * self.v / self.problem.target - 1).abs()
+        marginal = error.masked_fill(~self.problem.cols, 0.0).amax(-1)
         if self.tau is None:
-            error = (self.s * self.v / self.problem.target - 1).abs()
-            return error.masked_fill(~self.problem.cols, 0.0).amax(-1)
+            return marginal
         now, before = self.weights(), self.before
         self.before = now
-        return now.new_full(now.shape[:1], torch.inf) if before is None else (now - before).abs().amax((-2, -1))
+        change = torch.full_like(marginal, torch.inf) if before is None else (now - before).abs().amax((-2, -1))
+        return torch.where(self.tau == 1, marginal, change)
 
     def excess(self) -> Tensor:
         return torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target, 0.0)
@@ -116,9 +121,9 @@ def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) 
                 break
             if going.sum() <= going.numel() / 2:  # copying the rest pays once half of the batch stands still
                 run.keep(going)
-    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
     # The kernel was made anew around rounded potentials where they drifted far; rows sum to 1 all the same.
     weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
+    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
     return weights, excess, residual, iterations, residual <= tol
 
 
@@ -165,9 +170,10 @@ def limit_backward_operator(
     # Only the row weights are read; weights that underflowed to zero take part all the same, as the masses say.
     weight = pose(torch.zeros_like(weights), mask, row_mass, col_mass).weight
     tau = tau if tau is None else tau.to(weights)
-    # An incoming NaN where an entry is out must not meet its zero.
-    d_weights = d_weights.masked_fill(weights == 0, 0.0)
-    grad, d_tau = implicit.gradient(weights, d_weights, weight, tau, excess)
+    # NaN must not meet the zero of an entry that is out: neither one that comes in there, nor one that takes part.
+    out = weights == 0
+    grad, d_tau = implicit.gradient(weights, d_weights.masked_fill(out, 0.0), weight, tau, excess)
+    grad = grad.masked_fill(out, 0.0)
     return grad, weights.new_zeros(weights.shape[:-2]) if d_tau is None else d_tau
 
 

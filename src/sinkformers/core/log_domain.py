@@ -73,6 +73,8 @@ def gradient(problem: Problem, tau: Tensor | None, n_iters: int, d_weights: Tens
                 d_tau = d_tau - (dg * excess).sum(-1)
             df, dg = df - change.sum(-1), torch.zeros_like(dg)
         grad = grad - change
+    # Last of all: NaN that takes part must not reach a masked entry by way of its zero.
+    grad = grad.masked_fill(run.scores == -torch.inf, 0.0)
     return grad, None if tau is None else d_tau
 
 

@@ -89,6 +89,8 @@ class _Case:
         scores, tau = self._flat()
         grad, d_tau = backends.triton().tiny_backward(d_weights.reshape(scores.shape), scores, tau, self.n_iters)
         shape = self.given[0].shape
+        # NaN that takes part must not reach what is masked. Looking whether there is any would mean waiting.
+        grad = grad.masked_fill(scores == -torch.inf, 0.0)
         return grad.reshape(shape), d_tau if d_tau is None else d_tau.reshape(shape[:-2])
 
     def backward(self, d_weights: Tensor, steps: Steps) -> tuple[Tensor, Tensor | None]:
@@ -106,6 +108,10 @@ class _Case:
             grad[~safe] = mended[0]
             if mended[1] is not None:
                 d_tau[~safe] = mended[1]
+        scores = self.parts[0]
+        assert scores is not None
+        if self.tiny and bool(grad.sum().isnan()):  # that kernel does not watch for NaN in what comes in
+            grad.masked_fill_(scores == -torch.inf, 0.0)
         return grad, d_tau
 
 
@@ -127,8 +133,9 @@ def normalize_operator(
     else:
         problem = pose(scores, mask, row_mass, col_mass)
         weights, steps = unrolled.forward(problem, tau if tau is None else tau.to(problem.scores), n_iters)
-    u, s, r, safe = (part.contiguous() for part in steps)
-    return weights.to(scores.dtype), u, s, r, safe
+    # In order whatever the layout of the scores: tracing was told so.
+    weights, u, s, r, safe = (part.contiguous() for part in (weights.to(scores.dtype), *steps))
+    return weights, u, s, r, safe
 
 
 @normalize_operator.register_fake
@@ -170,7 +177,7 @@ def normalize_backward_operator(
         weights, kernel = unrolled.reopen(problem, tau, n_iters, steps)
         d_weights = d_weights.masked_fill(problem.scores == -torch.inf, 0.0)
         grad, d_tau = unrolled.backward(problem, tau, n_iters, steps, kernel, weights, d_weights)
-    return grad.to(scores.dtype), r.new_zeros(safe.shape) if d_tau is None else d_tau
+    return grad.to(scores.dtype).contiguous(), r.new_zeros(safe.shape) if d_tau is None else d_tau
 
 
 @normalize_backward_operator.register_fake

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 
@@ -51,8 +51,18 @@ def _entry(args: list[Any], index: int) -> list[Any]:
     return [arg[index] if isinstance(arg, Tensor) else arg for arg in args]
 
 
+def _no_forward_mode(ctx: Any, *tangents: Any) -> Any:
+    raise NotImplementedError(
+        "sinkformers: there is no forward-mode derivative here (jvp, jacfwd); reverse mode (backward, vjp, jacrev) "
+        'there is. sinkhorn and sinkhorn_attention with backend="reference" have both.'
+    )
+
+
 def differentiable(
-    operator: Any, setup_context: Callable[..., None], backward: Callable[..., Any]
+    operator: Any,
+    setup_context: Callable[..., None],
+    backward: Callable[..., Any],
+    jvp: Callable[..., Any] = _no_forward_mode,
 ) -> Callable[..., Any]:
     """Give an operator its gradient, and return what to call.
 
@@ -72,11 +82,13 @@ def differentiable(
         return type(operator._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in parts.items()})
 
     direct = function(forward=forward, backward=backward)
-    transformed = function(forward=operator, setup_context=setup_context, backward=backward)
+    transformed = function(forward=operator, setup_context=setup_context, backward=backward, jvp=jvp)
     transformed.generate_vmap_rule = True
 
     def call(*args: Any) -> Any:
         if torch.compiler.is_compiling():
+            if forward_ad._current_level >= 0:  # a registered operator would drop the tangents without a word
+                _no_forward_mode(None)
             return operator(*args)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if _watched(tensors):
@@ -106,11 +118,17 @@ def not_differentiable(operator: Any) -> Callable[..., Any]:
 
     def refuse(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
-            "sinkformers: the gradient of this backend cannot be differentiated once more. "
-            'backend="reference" can: its gradient is made of torch\'s own operations.'
+            "sinkformers: this gradient cannot be differentiated once more. That of sinkhorn and sinkhorn_attention "
+            'with backend="reference" can: it is made of torch\'s own operations.'
         )
 
     return differentiable(operator, lambda ctx, inputs, output: None, refuse)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether Python may branch on values: not while they are traced, nor under `torch.func`, nor on `meta`."""
+    under_func = torch._C._are_functorch_transforms_active()
+    return not (torch.compiler.is_compiling() or under_func or tensor.is_meta)
 
 
 def autocasts(device: torch.device) -> bool:

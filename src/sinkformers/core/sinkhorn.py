@@ -28,21 +28,23 @@ def sinkhorn(
 
     Args:
         scores: (…, n, m), any leading axes, any floating-point dtype. Minus infinity means masked.
-        n_iters: how many normalisations. 1 is SoftMax; odd counts end on rows, so rows sum to 1 exactly; even ones end
-            on columns.
+        n_iters: how many normalisations. 1 is SoftMax; odd counts end on rows, so rows sum to 1 to rounding; even ones
+            end on columns.
         tau: relaxes the column steps, from 0 (SoftMax) to 1 (Sinkhorn). A number, or a tensor that broadcasts to the
             leading axes; a tensor has a gradient.
         mask: boolean, broadcasts to the scores, `True` takes part. Masking equals deletion: a row or column with
             nothing left gives zeros, and what stands there changes nothing.
         row_mass, col_mass: (n,) and (m,), or with leading axes; non-negative, summing to 1. Then rows sum to 1 and, at
             convergence, `row_mass @ weights = col_mass`.
-        backend: `auto`, `torch`, or `reference`, the log-domain definition, which can be differentiated twice.
+        backend: `auto`, `native`, `triton`, `torch`, or `reference`, the log-domain definition, which can be
+            differentiated twice.
 
     Returns:
         weights (…, n, m), in the dtype of the scores (float32 under autocast, like SoftMax). Rows sum to 1, and columns
         tend to (rows taking part)/(columns taking part).
 
-    The gradient is the exact one of the steps taken. Beside the scores it keeps only vectors, a few per step.
+    The gradient is the exact one of the steps taken. Beside the scores it keeps only vectors, a few per step; at
+    `n_iters=1` it keeps the weights, as SoftMax does.
 
     Examples:
         >>> import torch, sinkformers

@@ -1,7 +1,8 @@
 """`sinkformers::softmax`: torch's SoftMax over rows, at its price, that gives zeros where a row has nothing left.
 
-A row of minus infinities comes out of `torch.softmax` as NaN, and NaN in the gradient of a masked entry spoils its row.
-Both show in the first column, so that on the CPU looking there is all they cost where they do not happen.
+A row of minus infinities comes out of `torch.softmax` as NaN, and NaN in the gradient of a masked entry spoils its row;
+NaN that takes part spoils the masked entries of its row. All show in the first column, so that on the CPU looking there
+is all they cost where they do not happen.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ def softmax_operator(scores: Tensor) -> Tensor:
     weights = torch.softmax(scores.contiguous(), -1)
     if _clean(weights[..., 0]):
         return weights
-    return weights.masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0.0)
+    return weights.masked_fill_(scores == -torch.inf, 0.0)
 
 
 @torch.library.custom_op("sinkformers::softmax_backward", mutates_args=())
@@ -31,7 +32,9 @@ def softmax_backward_operator(d_weights: Tensor, weights: Tensor) -> Tensor:
     grad = gradient(d_weights.contiguous(), weights, -1, weights.dtype)
     if _clean(grad[..., 0]):
         return grad
-    return gradient(d_weights.masked_fill(weights == 0, 0.0).contiguous(), weights, -1, weights.dtype)
+    out = weights == 0
+    grad = gradient(d_weights.masked_fill(out, 0.0).contiguous(), weights, -1, weights.dtype)
+    return grad.masked_fill_(out, 0.0)
 
 
 @softmax_operator.register_fake
@@ -46,10 +49,16 @@ def _(d_weights, weights):
 
 def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(output)
+    ctx.save_for_forward(output)
 
 
 def _backward(ctx: Any, d_weights: Tensor) -> Tensor:
     return softmax_backward(d_weights, ctx.saved_tensors[0])
+
+
+def _forward_mode(ctx: Any, tangent: Tensor) -> Tensor:
+    """The Jacobian of SoftMax is symmetric."""
+    return softmax_backward(tangent, ctx.saved_tensors[0])
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -65,5 +74,5 @@ def _second(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 register_vmap(softmax_operator)
 register_vmap(softmax_backward_operator)
-softmax = differentiable(softmax_operator, _save, _backward)
+softmax = differentiable(softmax_operator, _save, _backward, _forward_mode)
 softmax_backward = differentiable(softmax_backward_operator, _save_gradient, _second)
