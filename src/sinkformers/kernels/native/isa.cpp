@@ -36,10 +36,12 @@ template <class T> static size_t tiny_bytes(const OperatorArguments &args) { ret
 template <class T, int N, int M> static void tiny_groups(const OperatorArguments &args, const Share &share) {
     Lanes<T, N, M> lanes(args, share.workspace);
     for (int64_t at; (at = share.next(share.queue)) >= 0;) {
-        const int64_t first = at * LANES<T>;
-        const int count = (int)std::min<int64_t>(LANES<T>, args.batch - first);
-        if (share.backward) lanes.backward(first, count);
-        else lanes.forward(first, count);
+        const int64_t end = std::min<int64_t>(args.batch, (at + 1) * TINY_PORTION);
+        for (int64_t first = at * TINY_PORTION; first < end; first += LANES<T>) {
+            const int count = (int)std::min<int64_t>(LANES<T>, end - first);
+            if (share.backward) lanes.backward(first, count);
+            else lanes.forward(first, count);
+        }
     }
 }
 template <class T> static void tiny_matrices(const OperatorArguments &args, const Share &share) {
@@ -53,6 +55,5 @@ extern const Kernels kernels = {
     {operator_matrices<float>, operator_matrices<double>},
     {tiny_bytes<float>, tiny_bytes<double>},
     {tiny_matrices<float>, tiny_matrices<double>},
-    {LANES<float>, LANES<double>},
 };
 }  // namespace ISA

@@ -12,6 +12,9 @@ struct Share {
     int64_t (*next)(void *queue);
     void *queue;
 };
+// Tiny matrices are dealt so many at a time.
+constexpr int TINY_PORTION = 512;
+
 struct Kernels {  // [0] float, [1] double
     size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, bool stored);
     void (*attention_heads[2])(const AttentionArguments &, const Share &);
@@ -19,5 +22,4 @@ struct Kernels {  // [0] float, [1] double
     void (*operator_matrices[2])(const OperatorArguments &, const Share &);
     size_t (*tiny_bytes[2])(const OperatorArguments &);
     void (*tiny_matrices[2])(const OperatorArguments &, const Share &);
-    int lanes[2];
 };

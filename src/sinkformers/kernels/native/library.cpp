@@ -140,8 +140,8 @@ int normalize(const OperatorArguments &args, bool is_double, bool backward) {
 }
 int normalize_tiny(const OperatorArguments &args, bool is_double, bool backward) {
     const Kernels &use = chosen();
-    const int64_t groups = (args.batch + use.lanes[is_double] - 1) / use.lanes[is_double];
-    return deal({groups, groups, use.tiny_bytes[is_double](args), 0, backward, true, true, team_size(args.threads)}, args, use.tiny_matrices[is_double]);
+    const int64_t portions = (args.batch + TINY_PORTION - 1) / TINY_PORTION;
+    return deal({portions, portions, use.tiny_bytes[is_double](args), 0, backward, true, true, team_size(args.threads)}, args, use.tiny_matrices[is_double]);
 }
 }  // namespace
 

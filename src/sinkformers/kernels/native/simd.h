@@ -97,11 +97,25 @@ static inline void transpose_four(const float *const *rows, const float *by, int
     for (; c < count; c++)
         for (int j = 0; j < 4; j++) to[c * ld + j] = by[j] * rows[j][c];
 }
-#undef SHUFFLE
 static inline void transpose_four(const double *const *rows, const double *by, int count, double *to, size_t ld) {
     for (int c = 0; c < count; c++)
         for (int j = 0; j < 4; j++) to[c * ld + j] = by[j] * rows[j][c];
 }
+
+// As many vectors as one has lanes become each other's lanes: blocks of G lanes change places, G from half a vector down to 1.
+template <class T, int G, size_t... O> static inline void exchange(Vec<T> &a, Vec<T> &b, std::index_sequence<O...>) {
+    constexpr int L = LANES<T>;
+    typedef typename Simd<T>::I Order [[maybe_unused]];
+    const Vec<T> left = SHUFFLE(Order, a, b, (O / G % 2 ? L + O - G : O)...);
+    b = SHUFFLE(Order, a, b, (O / G % 2 ? L + O : O + G)...);
+    a = left;
+}
+template <class T, int G = LANES<T> / 2> static inline void transpose(Vec<T> *x) {
+    FLATTEN for (int i = 0; i < LANES<T>; i++)
+        if (i / G % 2 == 0) exchange<T, G>(x[i], x[i + G], std::make_index_sequence<LANES<T>>());
+    if constexpr (G > 1) transpose<T, G / 2>(x);
+}
+#undef SHUFFLE
 
 // exp for arguments up to 0: within 2 ulp, an exact zero where the result would be denormal, NaN for NaN.
 static inline Vec<float> exponential(Vec<float> x) {

@@ -12,34 +12,56 @@ template <class T, int N, int M> struct Lanes {
     static constexpr int TINY = 16, ROWS = N ? N : TINY, COLS = M ? M : TINY;
     typedef Vec<T> V;
     const OperatorArguments &args;
-    const int n, m, n_iters;
-    V *us, *ss;  // a row per step
+    const int n_iters;
+    V *us, *vs, *ss;  // a row per step; ss only where there is a tau
     V a[ROWS * COLS], v[COLS], tau, rho;
     typename Simd<T>::I live_row[ROWS], live_col[COLS], wrong;
 
-    Lanes(const OperatorArguments &args, char *base) : args(args), n(N ? N : (int)args.n), m(M ? M : (int)args.m), n_iters((int)args.n_iters) {
+    Lanes(const OperatorArguments &args, char *base) : args(args), n_iters((int)args.n_iters) {
+        const int n = height(), m = breadth();
         Arena arena{base};
         us = arena.take<V>((size_t)(n_iters + 1) / 2 * n);
+        vs = arena.take<V>((size_t)(n_iters / 2 + 1) * m);
         ss = arena.take<V>((size_t)(n_iters / 2 + 1) * m);
     }
-    static size_t bytes(const OperatorArguments &args) { return 128 + sizeof(V) * ((args.n_iters + 1) / 2 * args.n + (args.n_iters / 2 + 1) * args.m); }
+    static size_t bytes(const OperatorArguments &args) { return 192 + sizeof(V) * ((args.n_iters + 1) / 2 * args.n + 2 * (args.n_iters / 2 + 1) * args.m); }
+
+    // Constants where the sizes are: then the loops are unrolled and everything stays in registers.
+    int height() const { return N ? N : (int)args.n; }
+    int breadth() const { return M ? M : (int)args.m; }
 
     static V pick(typename Simd<T>::I yes, V x) { return yes ? x : V{}; }
     // `count` matrices from `first` on, turned so that a vector holds one entry of each; missing lanes are zeros.
     void read(const void *from, int64_t first, int count, V *to) const {
+        const int n = height(), m = breadth();
+        constexpr int L = LANES<T>;
         const T *base = (const T *)from + (size_t)first * n * m;
-        for (int k = 0; k < n * m; k++) {
+        int k = 0;
+        for (; count == L && k + L <= n * m; k += L) {
+            FLATTEN for (int l = 0; l < L; l++) to[k + l] = load(base + (size_t)l * n * m + k);
+            transpose<T>(to + k);
+        }
+        for (; k < n * m; k++) {
             V x = {};
             for (int l = 0; l < count; l++) x[l] = base[(size_t)l * n * m + k];
             to[k] = x;
         }
     }
-    void write(void *to, int64_t first, int count, const V *from) const {
+    // The other way round; `from` is used up.
+    void write(void *to, int64_t first, int count, V *from) const {
+        const int n = height(), m = breadth();
+        constexpr int L = LANES<T>;
         T *base = (T *)to + (size_t)first * n * m;
-        for (int k = 0; k < n * m; k++)
+        int k = 0;
+        for (; count == L && k + L <= n * m; k += L) {
+            transpose<T>(from + k);
+            FLATTEN for (int l = 0; l < L; l++) store(base + (size_t)l * n * m + k, from[k + l]);
+        }
+        for (; k < n * m; k++)
             for (int l = 0; l < count; l++) base[(size_t)l * n * m + k] = from[k][l];
     }
     void begin(int64_t first, int count) {
+        const int n = height(), m = breadth();
         const V lowest = splat(-std::numeric_limits<T>::infinity());
         read(args.scores, first, count, a);
         tau = splat((T)1);
@@ -63,10 +85,7 @@ template <class T, int N, int M> struct Lanes {
             top = top == lowest ? V{} : top;
             for (int j = 0; j < m; j++) a[i * m + j] = exponential(a[i * m + j] - top);
         }
-        for (int j = 0; j < m; j++) {
-            cols += pick(live_col[j], splat((T)1));
-            v[j] = splat((T)1);
-        }
+        for (int j = 0; j < m; j++) cols += pick(live_col[j], splat((T)1));
         rho = rows / (cols == V{} ? splat((T)1) : cols);
     }
     V scaling(V s) const {
@@ -74,41 +93,50 @@ template <class T, int N, int M> struct Lanes {
         if (args.tau) for (int l = 0; l < LANES<T>; l++) x[l] = std::exp(tau[l] * std::log(x[l]));
         return x;
     }
-    void watch(const V *u) {
+    // Whether Σu · Σv stayed in range; as they are positive it bounds every product, and NaN shows in it.
+    void watch(V sum_u, V sum_v) {
         const T limit = sizeof(T) == 4 ? (T)1e30 : (T)1e280;
-        V high_u = {}, high_v = {}, mark = {};
-        for (int i = 0; i < n; i++) { high_u = larger<T>(u[i], high_u); mark += u[i] - u[i]; }
-        for (int j = 0; j < m; j++) { high_v = larger<T>(v[j], high_v); mark += v[j] - v[j]; }
-        const V reach = high_u * high_v;
-        wrong |= (rho != V{}) & ~((reach < splat(limit)) & (mark == V{}));
+        wrong |= ~(sum_u * sum_v < splat(limit));
     }
     void iterate() {
-        const V *u = us;
+        const int n = height(), m = breadth();
+        V kernel[ROWS * COLS], u[ROWS] = {}, v[COLS], sum_u = {}, sum_v = {};
+        for (int k = 0; k < n * m; k++) kernel[k] = a[k];
+        for (int j = 0; j < m; j++) {
+            vs[j] = v[j] = splat((T)1);
+            sum_v += v[j];
+        }
         for (int step = 0; step < n_iters; step++) {
             const int half = step / 2;
             if (step % 2 == 0) {
                 V *to = us + (size_t)half * n;
+                sum_u = V{};
                 for (int i = 0; i < n; i++) {
                     V sum = {};
-                    for (int j = 0; j < m; j++) sum += a[i * m + j] * v[j];
-                    to[i] = pick(live_row[i], splat((T)1) / sum);
+                    for (int j = 0; j < m; j++) sum += kernel[i * m + j] * v[j];
+                    to[i] = u[i] = pick(live_row[i], splat((T)1) / sum);
+                    sum_u += u[i];
                 }
-                u = to;
             } else {
+                sum_v = V{};
                 for (int j = 0; j < m; j++) {
                     V sum = {};
-                    for (int i = 0; i < n; i++) sum += a[i * m + j] * u[i];
-                    ss[(size_t)half * m + j] = sum;
-                    v[j] = pick(live_col[j], scaling(sum));
+                    for (int i = 0; i < n; i++) sum += kernel[i * m + j] * u[i];
+                    if (args.tau) ss[(size_t)half * m + j] = sum;
+                    vs[(size_t)(half + 1) * m + j] = v[j] = pick(live_col[j], scaling(sum));
+                    sum_v += v[j];
                 }
             }
-            watch(u);
+            watch(sum_u, sum_v);
         }
+        wrong &= rho != V{};
+        for (int j = 0; j < m; j++) this->v[j] = v[j];
     }
     void tell(int64_t first, int count) const {
         for (int l = 0; l < count; l++) args.safe[first + l] = !wrong[l];
     }
     void forward(int64_t first, int count) {
+        const int n = height(), m = breadth();
         begin(first, count);
         iterate();
         const V *u = us + (size_t)((n_iters - 1) / 2) * n;
@@ -117,54 +145,66 @@ template <class T, int N, int M> struct Lanes {
         write(args.weights, first, count, a);
         tell(first, count);
     }
+    // What a relaxation asks of a column step: y = τ·dg/s, and the gradient of τ.
+    __attribute__((noinline)) void relaxed_adjoint(int half, const V *dg, V *y, V &d_tau) const {
+        const int m = breadth();
+        for (int j = 0; j < m; j++) {
+            const V s = ss[(size_t)half * m + j];
+            y[j] = pick(live_col[j], tau * dg[j] / s);
+            for (int l = 0; l < LANES<T>; l++) if (live_col[j][l]) d_tau[l] -= dg[j][l] * std::log(s[l] / rho[l]);
+        }
+    }
+    // Every step leaves one term x·y of a sum S, and the gradient is g∘P − A∘S.
     void backward(int64_t first, int count) {
+        const int n = height(), m = breadth();
         begin(first, count);
         iterate();
-        V grad[ROWS * COLS], df[ROWS], dg[COLS], d_tau = {};
+        V grad[ROWS * COLS], terms[ROWS * COLS] = {}, df[ROWS] = {}, dg[COLS] = {}, x[ROWS], y[COLS], d_tau = {};
         const V *last = us + (size_t)((n_iters - 1) / 2) * n;
         read(args.d_weights, first, count, grad);
-        for (int i = 0; i < n; i++) df[i] = V{};
-        for (int j = 0; j < m; j++) dg[j] = V{};
         for (int i = 0; i < n; i++)
             for (int j = 0; j < m; j++) {
                 V &g = grad[i * m + j];
-                g = a[i * m + j] == V{} ? V{} : g * (a[i * m + j] * last[i] * v[j]);
+                g = pick(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
                 df[i] += g;
                 dg[j] += g;
             }
+        const V per_rho = splat((T)1) / rho;
         for (int step = n_iters - 1; step >= 0; step--) {
-            const V *u = us + (size_t)(step / 2) * n;
-            if (step % 2 == 0) {
+            const V *u = us + (size_t)(step / 2) * n, *before = vs + (size_t)(step / 2) * m, *after = before + m;
+            if (step % 2 == 0) {  // rows: x = df·u, y = v
+                for (int i = 0; i < n; i++) x[i] = df[i] * u[i];
+                for (int i = 0; i < n; i++) df[i] = V{};
                 for (int j = 0; j < m; j++) {
-                    const V y = step ? pick(live_col[j], scaling(ss[(size_t)(step / 2 - 1) * m + j])) : splat((T)1);
+                    const V right = before[j];
                     V back = {};
                     for (int i = 0; i < n; i++) {
-                        const V change = a[i * m + j] * df[i] * u[i] * y;
-                        grad[i * m + j] -= change;
-                        back += change;
+                        terms[i * m + j] += x[i] * right;
+                        back += a[i * m + j] * x[i];
                     }
-                    dg[j] -= back;
+                    dg[j] -= back * right;
                 }
-                for (int i = 0; i < n; i++) df[i] = V{};
-            } else {
-                V y[COLS];
-                for (int j = 0; j < m; j++) {
-                    const V s = ss[(size_t)(step / 2) * m + j];
-                    y[j] = pick(live_col[j], tau * dg[j] / s);
-                    if (args.tau) for (int l = 0; l < LANES<T>; l++) if (live_col[j][l]) d_tau[l] -= dg[j][l] * std::log(s[l] / rho[l]);
-                    dg[j] = V{};
-                }
+            } else {  // columns: x = u, y = τ·dg/s, where without a relaxation 1/s is v/ρ
+                if (args.tau) relaxed_adjoint(step / 2, dg, y, d_tau);
+                else for (int j = 0; j < m; j++) y[j] = dg[j] * after[j] * per_rho;
+                for (int j = 0; j < m; j++) dg[j] = V{};
                 for (int i = 0; i < n; i++) {
+                    const V left = u[i];
                     V back = {};
                     for (int j = 0; j < m; j++) {
-                        const V change = a[i * m + j] * u[i] * y[j];
-                        grad[i * m + j] -= change;
-                        back += change;
+                        terms[i * m + j] += left * y[j];
+                        back += a[i * m + j] * y[j];
                     }
-                    df[i] -= back;
+                    df[i] -= back * left;
                 }
             }
         }
+        V mark = {};
+        for (int k = 0; k < n * m; k++) {
+            mark += pick(a[k] != V{}, terms[k] - terms[k]);
+            grad[k] = pick(a[k] != V{}, grad[k] - a[k] * terms[k]);
+        }
+        wrong |= mark != V{};
         write(args.d_scores, first, count, grad);
         for (int l = 0; l < count; l++) ((T *)args.d_tau)[first + l] = d_tau[l];
         tell(first, count);
