@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinkformers.attention import plain
 from sinkformers.attention.dropout import all_heads
-from sinkformers.attention.participants import Masks
+from sinkformers.attention.participants import Masks, centred, combine
 from sinkformers.attention.plain import Gradients, Settings, Tokens
 from sinkformers.core import backends
 from sinkformers.core.kernel_domain import Steps
@@ -29,13 +29,16 @@ def _tokens(
     tau: MaybeTensor,
     seed: MaybeTensor,
     backend: str,
+    l2: bool,
 ) -> Tokens:
     """The call in the dtype to work in; Triton reads half precision as it is, and widens what it has to."""
     dtype = working_dtype(query.dtype)
     heads = all_heads(query.shape[:-2], query.device)
     tau = tau if tau is None else tau.to(query.device, dtype).expand(query.shape[:-2])
-    if backend != "triton":
+    if backend != "triton" or l2:  # half precision would round what is centred
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if l2:
+        query, key = centred(query, key, combine(masks).keys)
     return Tokens(query, key, value, masks, tau, seed, heads)
 
 
@@ -109,7 +112,7 @@ def attend_operator(
     implicitly: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend)
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     out, steps = _FORWARD[backend](tokens, Settings(n_iters, scale, l2, dropout_p))
     u, s, r, safe = (part.contiguous() for part in steps)
     return out.to(query.dtype), u, s, r, safe
@@ -148,7 +151,7 @@ def attend_backward_operator(
     backend: str,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend)
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, safe)
     d_out = d_out.to(tokens.query.dtype)
     if backend != "torch" and not implicitly:
@@ -156,7 +159,7 @@ def attend_backward_operator(
         grads = run(d_out, out, tokens, settings, steps, wants_bias)
     else:
         if backend != "torch":  # the implicit gradient wants the weights, which torch makes from its own steps
-            tokens = _tokens(query, key, value, tokens.masks, tau, seed, "torch")
+            tokens = _tokens(query, key, value, tokens.masks, tau, seed, "torch", l2)
             steps = plain.repeat_steps(tokens, settings)
             d_out = d_out.to(tokens.query.dtype)
         grads = plain.backward(d_out, tokens, settings, steps, implicitly=implicitly)

@@ -77,7 +77,8 @@ def forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
     problem = attention_problem(query, key, who, settings.scale, settings.l2)
     weights, steps = unrolled.forward(problem, tokens.tau, settings.n_iters)
     dropout = _dropout(tokens, settings, weights)
-    return (weights if dropout is None else weights.mul_(dropout)) @ value, steps
+    out = (weights if dropout is None else weights.mul_(dropout)) @ value
+    return silence(out, who.queries), steps  # a value that is NaN would show in rows of zeros
 
 
 class Gradients(NamedTuple):
@@ -107,7 +108,12 @@ def backward(d_out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, *,
     d_key = settings.scale * (grad.mT @ query)
     if settings.l2:
         d_key -= settings.scale * grad.sum(-2)[..., None] * key
-    return Gradients(settings.scale * (grad @ key), d_key, d_value, grad, d_tau)
+    d_query = settings.scale * (grad @ key)
+    # Masked last: in a matrix that is NaN, the zeros of the rest of the way were multiplied by NaN.
+    if who.bias is not None and who.entries is not None:
+        grad = grad.masked_fill_(~who.entries, 0.0)
+    d_query, d_key, d_value = silence(d_query, who.queries), silence(d_key, who.keys), silence(d_value, who.keys)
+    return Gradients(d_query, d_key, d_value, grad, d_tau)
 
 
 def _silenced(tokens: Tokens, who: Participants) -> tuple[Tensor, Tensor, Tensor]:
