@@ -133,5 +133,9 @@ def walk_back(kernel: Tensor, problem: Problem, tau: Tensor | None, steps: Steps
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Batched matrix-vector product: (..., n, m) and (..., m) to (..., n)."""
-    return (matrix @ vector[..., None])[..., 0]
+    """Batched matrix-vector product: (..., n, m) and (..., m) to (..., n).
+
+    The vector stands on the left, as a matrix of one row: on the CPU torch's product is then 5 to 30 times as fast as
+    with a matrix of one column on the right.
+    """
+    return (vector[..., None, :] @ matrix.mT)[..., 0, :]
