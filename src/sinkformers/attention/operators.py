@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.attention import plain
+from sinkformers.attention import hand_over, plain
 from sinkformers.attention.dropout import all_heads
 from sinkformers.attention.participants import Masks, centred, combine
 from sinkformers.attention.plain import Gradients, Settings, Tokens
@@ -50,9 +50,14 @@ def _for_kernel(tokens: Tokens, settings: Settings) -> tuple[tuple[Any, ...], di
 def _native_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
     args, options = _for_kernel(tokens, settings)
     out, u, s, r, safe = backends.native().attention_forward(*args, **options)
-    if not safe.all():
-        out[~safe], _ = plain.forward(tokens.select(~safe), settings)
+    hand_over.mend_forward(out, safe, tokens, settings)
     return out, Steps(u, s, r, safe)
+
+
+def _plain_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
+    out, steps = plain.forward(tokens, settings)
+    hand_over.mend_forward(out, steps.safe, tokens, settings)
+    return out, steps
 
 
 def _triton_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
@@ -72,7 +77,7 @@ def _triton_backward(
     return Gradients(*backends.triton().attention_backward(d_out, *args[:3], out, *saved, *settings, wants_bias))
 
 
-_FORWARD = {"native": _native_forward, "triton": _triton_forward, "torch": plain.forward}
+_FORWARD = {"native": _native_forward, "triton": _triton_forward, "torch": _plain_forward}
 
 
 def _native_backward(
@@ -83,14 +88,20 @@ def _native_backward(
     d_query, d_key, d_value, d_scores, d_tau, safe = backends.native().attention_backward(
         d_out, *args, saved=saved, wants_bias=wants_bias, **options
     )
-    safe = safe & steps.safe
-    if not safe.all():
-        part = tokens.select(~safe)
-        mended = plain.backward(d_out[~safe], part, settings, plain.repeat_steps(part, settings), implicitly=False)
-        for whole, piece in zip((d_query, d_key, d_value, d_scores, d_tau), mended, strict=True):
-            if whole is not None and piece is not None:
-                whole[~safe] = piece
-    return Gradients(d_query, d_key, d_value, d_scores, d_tau)
+    grads = Gradients(d_query, d_key, d_value, d_scores, d_tau)
+    hand_over.mend_backward(grads, safe & steps.safe, d_out, tokens, settings)
+    return grads
+
+
+def _plain_backward(
+    d_out: Tensor, out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, wants_bias: bool
+) -> Gradients:
+    grads, safe = plain.backward(d_out, out.to(d_out.dtype), tokens, settings, steps, wants_bias=wants_bias)
+    hand_over.mend_backward(grads, safe, d_out, tokens, settings)
+    return grads
+
+
+_BACKWARD = {"native": _native_backward, "triton": _triton_backward, "torch": _plain_backward}
 
 
 @torch.library.custom_op("sinkformers::attend", mutates_args=())
@@ -154,15 +165,14 @@ def attend_backward_operator(
     tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, safe)
     d_out = d_out.to(tokens.query.dtype)
-    if backend != "torch" and not implicitly:
-        run = _native_backward if backend == "native" else _triton_backward
-        grads = run(d_out, out, tokens, settings, steps, wants_bias)
+    if not implicitly:
+        grads = _BACKWARD[backend](d_out, out, tokens, settings, steps, wants_bias)
     else:
         if backend != "torch":  # the implicit gradient wants the weights, which torch makes from its own steps
             tokens = _tokens(query, key, value, tokens.masks, tau, seed, "torch", l2)
-            steps = plain.repeat_steps(tokens, settings)
+            _, steps = plain.forward(tokens, settings)
             d_out = d_out.to(tokens.query.dtype)
-        grads = plain.backward(d_out, tokens, settings, steps, implicitly=implicitly)
+        grads = hand_over.implicit_backward(d_out, tokens, settings, steps, wants_bias)
     d_query, d_key, d_value, d_scores, d_tau = grads
     # What is not asked for comes as zeros; gradients must not share memory.
     unused = r.new_zeros(safe.shape)

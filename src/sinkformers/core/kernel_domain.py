@@ -41,7 +41,16 @@ def row_shift(problem: Problem) -> Tensor:
 
 def exponentiate(scores: Tensor, r: Tensor) -> Tensor:
     """`exp(scores − r)`, exactly zero where it would be denormal."""
-    return torch.threshold_(scores - r[..., None], VANISHING[scores.dtype], -torch.inf).exp_()
+    return _exp_(scores - r[..., None])
+
+
+def exponentiate_(scores: Tensor, r: Tensor) -> Tensor:
+    """`exponentiate` in the memory of the scores: a fresh matrix costs more than the passes over it."""
+    return _exp_(scores.sub_(r[..., None]))
+
+
+def _exp_(scores: Tensor) -> Tensor:
+    return torch.threshold_(scores, VANISHING[scores.dtype], -torch.inf).exp_()
 
 
 def iterate(kernel: Tensor, problem: Problem, tau: Tensor | None, r: Tensor, n_iters: int) -> Steps:
