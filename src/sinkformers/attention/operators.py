@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.attention import hand_over, plain
+from sinkformers.attention import hand_over, plain, tracing
 from sinkformers.attention.dropout import all_heads
 from sinkformers.attention.participants import Masks, centred, combine
 from sinkformers.attention.plain import Gradients, Settings, Tokens
@@ -77,7 +77,7 @@ def _triton_backward(
     return Gradients(*backends.triton().attention_backward(d_out, *args[:3], out, *saved, *settings, wants_bias))
 
 
-_FORWARD = {"native": _native_forward, "triton": _triton_forward, "torch": _plain_forward}
+_FORWARD = {"native": _native_forward, "triton": _triton_forward, "torch": _plain_forward, "traced": tracing.forward}
 
 
 def _native_backward(
@@ -101,12 +101,16 @@ def _plain_backward(
     return grads
 
 
-_BACKWARD = {"native": _native_backward, "triton": _triton_backward, "torch": _plain_backward}
+_BACKWARD = {
+    "native": _native_backward,
+    "triton": _triton_backward,
+    "torch": _plain_backward,
+    "traced": tracing.backward,
+}
 
 
-@torch.library.custom_op("sinkformers::attend", mutates_args=())
 @full_precision
-def attend_operator(
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -123,10 +127,14 @@ def attend_operator(
     implicitly: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    backend, _, _ = backend.partition(":")
     tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     out, steps = _FORWARD[backend](tokens, Settings(n_iters, scale, l2, dropout_p))
     u, s, r, safe = (part.contiguous() for part in steps)
     return out.to(query.dtype), u, s, r, safe
+
+
+attend_operator = torch.library.custom_op("sinkformers::attend", _attend, mutates_args=())
 
 
 @attend_operator.register_fake
@@ -136,9 +144,8 @@ def _(query, key, value, bias, entries, queries, keys, tau, seed, n_iters, scale
     return out, *step_outputs(query, leading, n, key.shape[-2], n_iters)
 
 
-@torch.library.custom_op("sinkformers::attend_backward", mutates_args=())
 @full_precision
-def attend_backward_operator(
+def _attend_backward(
     d_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -162,6 +169,7 @@ def attend_backward_operator(
     backend: str,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    backend, _, _ = backend.partition(":")
     tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, safe)
     d_out = d_out.to(tokens.query.dtype)
@@ -183,6 +191,9 @@ def attend_backward_operator(
         d_bias = d_bias.clone() if d_bias is d_scores else d_bias
     d_tau = unused.clone() if d_tau is None else d_tau
     return d_query.to(query.dtype), d_key.to(query.dtype), d_value.to(query.dtype), d_bias, d_tau
+
+
+attend_backward_operator = torch.library.custom_op("sinkformers::attend_backward", _attend_backward, mutates_args=())
 
 
 @attend_backward_operator.register_fake
@@ -208,7 +219,16 @@ def _backward(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7]), *(None,) * 7
 
 
+tracing.take_apart(attend_operator, _attend, backend=14)
+tracing.take_apart(attend_backward_operator, _attend_backward, backend=20)
 register_vmap(attend_operator, seed=8)
 register_vmap(attend_backward_operator, seed=9)
-attend = differentiable(attend_operator, _save, _backward)
+_attend_differentiably = differentiable(attend_operator, _save, _backward)
 attend_backward = not_differentiable(attend_backward_operator)
+
+
+def attend(*args: Any) -> tuple[Tensor, ...]:
+    """The operator; inside `torch.compile` the torch backend is one that can be taken apart."""
+    if args[-1] == "torch" and torch.compiler.is_compiling():
+        args = (*args[:-1], tracing.TORCH)
+    return _attend_differentiably(*args)

@@ -1,4 +1,4 @@
-"""Attention in torch's own operations, forward and gradient, in the kernel domain: the path of devices without a kernel.
+"""Attention in torch's own operations, in the kernel domain: the path of every device without a kernel.
 
 Nothing here looks at values, so that it can be traced; heads that are not safe are left to `hand_over`.
 """
@@ -98,7 +98,14 @@ def forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
 
 
 def backward(
-    d_out: Tensor, out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, *, wants_bias: bool
+    d_out: Tensor,
+    out: Tensor,
+    tokens: Tokens,
+    settings: Settings,
+    steps: Steps,
+    *,
+    wants_bias: bool,
+    traced: bool = False,
 ) -> tuple[Gradients, Tensor]:
     """The gradient of the steps taken, and the heads (...) for which it is safe.
 
@@ -115,11 +122,16 @@ def backward(
     d_value = v * ((kernel if dropout is None else kernel * dropout).mT @ left)
     df, dg = (d_out * out).sum(-1), (tokens.value * d_value).sum(-1)
     adjoint = kernel_domain.walk_back(kernel, problem, tokens.tau, steps, df, dg)
-    if dropout is None:
-        grad = torch.cat([left, -adjoint.x], -1) @ torch.cat([right, adjoint.y], -1).mT
+    if traced:  # a compiler makes one pass of all the terms; a product would want one of its own
+        grad = left @ right.mT
+        grad = grad if dropout is None else grad * dropout
+        for x, y in zip(adjoint.x.unbind(-1), adjoint.y.unbind(-1), strict=True):
+            grad = grad - x[..., None] * y[..., None, :]
+        grad = grad * kernel
+    elif dropout is None:
+        grad = (torch.cat([left, -adjoint.x], -1) @ torch.cat([right, adjoint.y], -1).mT).mul_(kernel)
     else:
-        grad = (left @ right.mT).mul_(dropout).sub_(adjoint.x @ adjoint.y.mT)
-    grad = grad.mul_(kernel)
+        grad = (left @ right.mT).mul_(dropout).sub_(adjoint.x @ adjoint.y.mT).mul_(kernel)
     reach = left.abs().amax((-2, -1)) * right.abs().amax((-2, -1)) * left.shape[-1]
     safe = steps.safe & adjoint.safe & (reach < torch.finfo(kernel.dtype).max / 4)
     return token_gradients(grad, d_value, adjoint.tau, tokens, who, settings, wants_bias), safe
