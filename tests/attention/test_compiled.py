@@ -126,7 +126,8 @@ def test_inductor_saves_no_matrix():
     def attend(*x):
         return sinkhorn_attention(*x, dropout_p=0.1, n_iters=3, backend="torch", **masks)
 
-    compiled = torch.compile(attend, fullgraph=True, dynamic=False)
+    # Left to itself inductor draws other numbers than torch, and so another seed.
+    compiled = torch.compile(attend, fullgraph=True, dynamic=False, options={"fallback_random": True})
     for a, b in zip(everything(compiled, inputs), everything(attend, inputs), strict=True):
         # The same operations in float32 but for the order of sums, over three steps and a product at either end.
         assert_close(a, b, atol=5 * 137**0.5 * 1.2e-7 * max(1.0, b.abs().max().item()), rtol=0)
