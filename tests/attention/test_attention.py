@@ -208,6 +208,29 @@ def test_l2_is_the_distance():
     assert_close(sinkhorn_attention(q, k, v, cost="l2", scale=0.3, n_iters=5), expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("n_iters", [1, 3])
+@pytest.mark.parametrize("padded", [False, True])
+def test_l2_does_not_feel_a_common_offset(n_iters, backend, padded):
+    """Offset by a power of two, tokens keep bits enough; rounded beforehand, both calls see the same distances."""
+    rounded = [(x.detach() * 2**10).round() / 2**10 for x in tokens(2, 3, dtype=torch.float32)]
+    q, k, v = inputs = [x.requires_grad_() for x in rounded]
+    mask = torch.arange(17) < 12 if padded else None
+    options = {"cost": "l2", "n_iters": n_iters, "backend": backend, "key_mask": mask}
+    expected = sinkhorn_attention(q, k, v, **options)
+    got = sinkhorn_attention(q + 1024, k + 1024, v, **options)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    exact = oracle.attention(*doubles, n_iters, cost="l2", mask=mask)
+    scores = -0.5 / math.sqrt(5) * torch.cdist(q, k).detach().square()
+    tolerance, grad_tolerance = oracle.tolerances(scores, n_iters, (v.detach().abs().sum(-1) * 4)[..., None, :])
+    # The mean of tokens at 1024 is off by roundings of 2^-14 at most, to which distances are blind.
+    exact_grads = gradients(exact, doubles)
+    for out in (expected, got):
+        assert_close(out.double(), exact, atol=tolerance * v.abs().sum(-2).max().item(), rtol=0)
+        for a, b in zip(gradients(out, inputs), exact_grads, strict=True):
+            assert_close(a.double(), b, atol=grad_tolerance * q.abs().max().item(), rtol=0)
+
+
 @pytest.mark.parametrize(("b", "n", "m"), [(0, 3, 5), (2, 0, 5), (2, 3, 0), (2, 1, 1)])
 @pytest.mark.parametrize("n_iters", [1, 3])
 def test_small_and_empty(b, n, m, n_iters):
@@ -241,3 +264,10 @@ def test_softmax_attention_saves_no_matrix_for_a_mask_over_keys(options):
     both = {**options, "query_mask": mask} if "key_mask" in options else options
     saved = saved_bytes(lambda: sinkhorn_attention(q, k, v, n_iters=1, **both))
     assert saved < 3 * (q.nbytes + k.nbytes + v.nbytes)
+
+
+@pytest.mark.parametrize("options", [{"n_iters": 1}, {"n_iters": 7, "tau": 0.0}])
+def test_softmax_attention_saves_no_matrix_for_dropout(options):
+    q, k, v = tokens(2, 3, n=131, m=137, d=16, e=16, dtype=torch.float32)
+    saved = saved_bytes(lambda: sinkhorn_attention(q, k, v, dropout_p=0.1, **options))
+    assert saved < q.nbytes + k.nbytes + v.nbytes + q.nbytes + 4 * (131 + 137) * 6 * 4

@@ -127,3 +127,80 @@ def test_token_masks_of_every_rank():
     assert_close(sinkhorn_attention(q[0], k[0], v[0], key_mask=mask[0]), expected[0])
     assert_close(sinkhorn_attention(q[:, 0], k[:, 0], v[:, 0], key_mask=mask), expected[:, 0])
     assert_close(sinkhorn_attention(q[0, 0], k[0, 0], v[0, 0], key_mask=mask[0]), expected[0, 0])
+
+
+def test_a_token_mask_with_fewer_axes_has_the_first_of_the_tokens():
+    """Two equal batch axes would also fit from the right."""
+    q, k, v = (torch.randn(2, 2, 3, n, 5) for n in (11, 13, 13))
+    mask = torch.rand(2, 13) > 0.3
+    expected = sinkhorn_attention(q, k, v, mask[:, None, None, None, :])
+    assert_close(sinkhorn_attention(q, k, v, key_mask=mask), expected)
+    mask = torch.rand(2, 2, 13) > 0.3
+    expected = sinkhorn_attention(q, k, v, mask[:, :, None, None, :])
+    assert_close(sinkhorn_attention(q, k, v, key_mask=mask), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_keys_after_the_last_query_are_not_seen_by_causal_softmax(backend, padded):
+    q, k, v = tokens(n=5, m=9)
+    real = torch.arange(9).expand(2, -1) != 2
+    options = {"n_iters": 1, "is_causal": True, "backend": backend}
+    expected = sinkhorn_attention(q, k, v, key_mask=real if padded else None, **options)
+    late = (torch.arange(9) >= 5)[:, None]
+    inputs = [q, *(x.detach().masked_fill(late, torch.nan).requires_grad_() for x in (k, v))]
+    got = sinkhorn_attention(*inputs, key_mask=real if padded else None, **options)
+    assert got.equal(expected)
+    for grad in torch.autograd.grad(got.sum(), inputs):
+        assert grad.isfinite().all()
+        assert grad[:, :, 5:].eq(0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_iters", N_ITERS)
+@pytest.mark.parametrize("where", ["query", "key", "value", "d_out"])
+def test_a_nan_in_the_game_gives_no_gradient_to_padding(where, n_iters, backend):
+    """A NaN that takes part comes out again; but not at tokens that do not take part."""
+    real_q, real_k = (torch.arange(n) < n - 3 for n in (11, 13))
+    bias = torch.randn(2, 3, 11, 13).requires_grad_()
+    inputs = [x.detach() for x in tokens()]
+    d_out = torch.randn(2, 3, 11, 3)
+    dict(zip(("query", "key", "value", "d_out"), (*inputs, d_out), strict=True))[where][0, 1, 2, 1] = torch.nan
+    inputs = [x.requires_grad_() for x in inputs]
+    out = sinkhorn_attention(*inputs, bias, query_mask=real_q, key_mask=real_k, n_iters=n_iters, backend=backend)
+    grads = torch.autograd.grad(out, (*inputs, bias), d_out)
+    assert any(grad.isnan().any() for grad in grads)
+    for grad, real in zip((out, *grads[:3]), (real_q, real_q, real_k, real_k), strict=True):
+        assert grad[:, :, ~real].eq(0).all()
+        assert grad[1].isfinite().all()
+    assert grads[3][..., ~(real_q[:, None] & real_k)].eq(0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_iters", N_ITERS)
+def test_a_nan_bias_at_padding_changes_no_bit(n_iters, backend):
+    real_q, real_k = (torch.arange(n) < n - 3 for n in (11, 13))
+    masks = {"query_mask": real_q, "key_mask": real_k, "n_iters": n_iters, "backend": backend}
+    results, inputs, clean = [], tokens(), torch.randn(11, 13)
+    for filling in (0.0, torch.nan):
+        bias = clean.masked_fill(~(real_q[:, None] & real_k), filling).requires_grad_()
+        out = sinkhorn_attention(*inputs, bias, **masks)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (*inputs, bias))))
+    for a, b in zip(*results, strict=True):
+        assert a.equal(b)
+        assert a.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_iters", [1, 3])
+@pytest.mark.parametrize("offset", [1e5, -1e5])
+def test_a_bias_may_be_wider_than_the_tokens(offset, n_iters, backend):
+    """Every row may be shifted: 1e5 is beyond float16, and 1/128 is what float32 rounds it to."""
+    q, k, v = (x.detach().half() for x in tokens())
+    bias = (torch.randn(11, 13) * 128).round() / 128
+    options = {"n_iters": n_iters, "backend": backend, "key_mask": torch.arange(13) < 10}
+    got = sinkhorn_attention(q, k, v, bias + offset, **options)
+    # Scores beside 1e5 are rounded to 1/256, and so are the weights; the output to its own dtype.
+    assert_close(
+        got, sinkhorn_attention(q, k, v, bias, **options), atol=v.abs().max().item() * (2 / 256 + 1e-3), rtol=0
+    )

@@ -1,5 +1,7 @@
 """The operators inside torch: opcheck, compile, vmap, func, autocast, export, and other dtypes."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,6 +38,7 @@ def every_operator(matrix):
     scores, bias = (matrix().requires_grad_() for _ in range(2))
 
     def call():
+        calls_inside_compiled_graphs()
         sinkhorn(scores, mask=mask, tau=tau, row_mass=row, col_mass=col).sum().backward()
         sinkhorn(scores, backend="torch").sum().backward()
         sinkhorn(scores, n_iters=1).sum().backward()
@@ -44,6 +47,18 @@ def every_operator(matrix):
         sinkhorn_attention(*attention_inputs(2), dropout_p=0.5, backend="reference").sum().backward()
 
     return record_calls(call)
+
+
+def calls_inside_compiled_graphs():
+    """Operators that only `torch.compile` calls; of the two heads, one is to be mended."""
+    tokens = [torch.randn(2, n, 3) for n in (5, 7, 7)]
+    masks = (torch.randn(2, 5, 7), None, torch.arange(5)[None] < 4, None, torch.rand(2), None, torch.arange(2))
+    safe, settings = torch.tensor([True, False]), (3, 0.5, False, 0.0)
+    library: Any = torch.ops.sinkformers
+    library.mend_output(torch.randn(2, 5, 3), safe, *tokens, *masks, *settings)
+    gradients = [torch.randn_like(x) for x in (*tokens, masks[0], masks[4])]
+    library.mend_gradients(*gradients, safe, torch.randn(2, 5, 3), *tokens, *masks, *settings)
+    library.again(torch.ones(()), tokens[0])
 
 
 MATRICES = {

@@ -90,6 +90,16 @@ def test_dropout_is_torchs_at_one_iteration():
     assert_close(ours.eval()(*x)[0], theirs.eval()(*x)[0], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("n_iters", [1, 3])
+def test_dropout_is_for_training_only(n_iters):
+    layer = MultiheadAttention(8, 2, dropout=0.4, n_iters=n_iters).eval()
+    still = MultiheadAttention(8, 2, n_iters=n_iters)
+    still.load_state_dict(layer.state_dict())
+    x = inputs({}, True)
+    assert layer(*x, need_weights=False)[0].equal(still(*x, need_weights=False)[0])
+    assert not layer.train()(*x, need_weights=False)[0].equal(still(*x, need_weights=False)[0])
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("n_iters", [3, 21])
 def test_weights_on_request_change_nothing(options, n_iters):
@@ -135,6 +145,25 @@ def test_cross_attention_takes_a_query_padding_mask():
     assert_close(out[1:, :4], alone, atol=1e-6, rtol=0)
     guessed, _ = layer(x, y, y)
     assert (guessed[1, :4] - alone[0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_query_padding_mask_alone_leaves_the_keys_in(need_weights):
+    """Even where query and key are one tensor; so it is as if they were two."""
+    layer = MultiheadAttention(8, 2, batch_first=True, n_iters=5)
+    x, padding = torch.randn(2, 6, 8), torch.arange(6) >= torch.tensor([[6], [4]])
+    out, _ = layer(x, x, x, query_padding_mask=padding, need_weights=need_weights)
+    apart, _ = layer(x, x.clone(), x.clone(), query_padding_mask=padding, need_weights=need_weights)
+    assert_close(out, apart, atol=1e-6, rtol=0)
+    alone, _ = layer(x[1:, :4], x[1:], x[1:])
+    assert_close(out[1:, :4], alone, atol=1e-6, rtol=0)
+    # A padded query attends to nothing: what is left is the bias of the projection.
+    assert out[1, 4:].equal(layer.out_proj.bias.expand(2, 8))
+
+
+def test_a_learned_tau_is_in_the_state_dict():
+    layer = MultiheadAttention(8, 2, tau=nn.Parameter(torch.tensor([0.5, 1.0])))
+    assert set(layer.state_dict()) - set(nn.MultiheadAttention(8, 2).state_dict()) == {"tau"}
 
 
 @pytest.mark.parametrize("training", [True, False])

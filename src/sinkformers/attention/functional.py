@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinkformers.attention.dropout import kept_operator
 from sinkformers.attention.operators import attend
-from sinkformers.attention.participants import Masks, combine, silence
+from sinkformers.attention.participants import Masks, centred, combine, silence
 from sinkformers.attention.plain import attention_problem
 from sinkformers.core import backends, checks
 from sinkformers.core.problem import working_dtype
@@ -52,8 +52,9 @@ def sinkhorn_attention(
         enable_gqa: query heads share key and value heads, in groups.
         n_iters, tau: as in `sinkhorn`. A tensor `tau` broadcasts to the leading axes: one value a head is (heads,).
         cost: `"dot"`, or `"l2"` for scores −½·scale·|q − k|².
-        query_mask, key_mask: boolean (batch, n) and (batch, m), `True` takes part. A token out of the game leaves the
-            sums of the other side too, which masking a key alone does not do: self-attention passes both.
+        query_mask, key_mask: boolean (batch, n) and (batch, m), `True` takes part. Where it has fewer axes than the
+            tokens, those before the last are the tokens' first. A token out of the game leaves the sums of the other
+            side too, which masking a key alone does not do: self-attention passes both.
         gradient: `"unrolled"`, the exact gradient of the steps taken, or `"implicit"`, that of the limit at the weights
             reached (odd `n_iters` ≥ 3).
         backend: `auto`, `torch`, or `reference`, which can be differentiated twice.
@@ -89,8 +90,14 @@ def sinkhorn_attention(
         _check_causal(attn_mask, n_iters == 1 or softmax)
     scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else checks.number(CALLER, "scale", scale)
     masks = _check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
+    if is_causal and n < m:  # the keys after the last query are seen by none
+        key, value, m = key[..., :n, :], value[..., :n, :], n
+        masks = masks._replace(keys=None if masks.keys is None else masks.keys[..., :n])
     if softmax and backend == "auto":
-        return _softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
+        if dropout_p == 0 or chosen != "native":
+            return _softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
+        # On the CPU torch keeps the dropped matrix for backward; the compiled kernel keeps a seed.
+        n_iters, relaxation = 1, 1.0
     if is_causal:
         masks = masks._replace(entries=with_rank(_triangle(query, key), query.dim()))
     query, key, value = _spread(query, key, value, enable_gqa)
@@ -150,6 +157,8 @@ def _softmax_attention(
         query, key, value = _spread(query, key, value, enable_gqa)
         enable_gqa = False
     who = combine(masks)
+    if l2:
+        query, key = centred(query, key, who.keys)
     query, key, value = silence(query, who.queries), silence(key, who.keys), silence(value, who.keys)
     # Rows of queries out of the game are dropped from the output; in the mask they would only make it a matrix.
     looks = combine(masks._replace(queries=None))
@@ -157,7 +166,7 @@ def _softmax_attention(
     if attn_mask is not None and looks.queries is not None:
         # A query with nothing left may look everywhere: its output is dropped, and no kernel meets an empty row.
         attn_mask = attn_mask | ~looks.queries[..., None]
-    bias = who.bias if who.bias is None else who.bias.to(query.dtype)
+    bias = None if who.bias is None else _narrowed(who.bias, looks.entries, query.dtype)
     width = value.shape[-1]
     if l2:  # one more feature instead of a bias: the fused kernels have no gradient for the latter
         query = torch.cat([query, torch.ones_like(query[..., :1])], -1)
@@ -176,6 +185,15 @@ def _softmax_attention(
     return silence(out[(0,) * padded][..., :width], who.queries).to(dtype)
 
 
+def _narrowed(bias: Tensor, entries: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A bias in the dtype of the tokens; a narrower one may not hold it, so each row is first shifted to maximum 0."""
+    if torch.finfo(dtype).max < torch.finfo(bias.dtype).max:
+        top = bias.detach() if entries is None else bias.detach().masked_fill(~entries, -torch.inf)
+        top = top.amax(-1, keepdim=True)
+        bias = bias - top.masked_fill(top == -torch.inf, 0.0)
+    return bias.to(dtype)
+
+
 def _reference_attention(
     query: Tensor,
     key: Tensor,
@@ -191,7 +209,9 @@ def _reference_attention(
     dtype = working_dtype(query.dtype)
     with without_autocast(query.device):
         who = combine(masks)
-        q, k = silence(query.to(dtype), who.queries), silence(key.to(dtype), who.keys)
+        q, k = query.to(dtype), key.to(dtype)
+        q, k = centred(q, k, who.keys) if l2 else (q, k)
+        q, k = silence(q, who.queries), silence(k, who.keys)
         problem = attention_problem(q, k, who, scale, l2)
         weights = reference_weights(problem, tau if tau is None else tau.to(q), n_iters)
         if seed is not None:
@@ -311,6 +331,6 @@ def _check_token_mask(name: str, mask: Any, shape: torch.Size) -> Tensor | None:
     if mask is None:
         return None
     if isinstance(mask, Tensor) and 2 <= mask.dim() < len(shape):
-        mask = mask.unsqueeze(-2)
+        mask = mask.reshape(*mask.shape[:-1], *(1,) * (len(shape) - mask.dim()), mask.shape[-1])
     checks.mask(CALLER, name, mask, shape, "the tokens")
     return with_rank(mask, len(shape))

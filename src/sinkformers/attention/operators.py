@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.attention import plain
+from sinkformers.attention import hand_over, plain, tracing
 from sinkformers.attention.dropout import all_heads
-from sinkformers.attention.participants import Masks
+from sinkformers.attention.participants import Masks, centred, combine
 from sinkformers.attention.plain import Gradients, Settings, Tokens
 from sinkformers.core import backends
 from sinkformers.core.kernel_domain import Steps
@@ -29,13 +29,16 @@ def _tokens(
     tau: MaybeTensor,
     seed: MaybeTensor,
     backend: str,
+    l2: bool,
 ) -> Tokens:
     """The call in the dtype to work in; Triton reads half precision as it is, and widens what it has to."""
     dtype = working_dtype(query.dtype)
     heads = all_heads(query.shape[:-2], query.device)
     tau = tau if tau is None else tau.to(query.device, dtype).expand(query.shape[:-2])
-    if backend != "triton":
+    if backend != "triton" or l2:  # half precision would round what is centred
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if l2:
+        query, key = centred(query, key, combine(masks).keys)
     return Tokens(query, key, value, masks, tau, seed, heads)
 
 
@@ -47,9 +50,14 @@ def _for_kernel(tokens: Tokens, settings: Settings) -> tuple[tuple[Any, ...], di
 def _native_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
     args, options = _for_kernel(tokens, settings)
     out, u, s, r, safe = backends.native().attention_forward(*args, **options)
-    if not safe.all():
-        out[~safe], _ = plain.forward(tokens.select(~safe), settings)
+    hand_over.mend_forward(out, safe, tokens, settings)
     return out, Steps(u, s, r, safe)
+
+
+def _plain_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
+    out, steps = plain.forward(tokens, settings)
+    hand_over.mend_forward(out, steps.safe, tokens, settings)
+    return out, steps
 
 
 def _triton_forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
@@ -69,7 +77,7 @@ def _triton_backward(
     return Gradients(*backends.triton().attention_backward(d_out, *args[:3], out, *saved, *settings, wants_bias))
 
 
-_FORWARD = {"native": _native_forward, "triton": _triton_forward, "torch": plain.forward}
+_FORWARD = {"native": _native_forward, "triton": _triton_forward, "torch": _plain_forward, "traced": tracing.forward}
 
 
 def _native_backward(
@@ -80,19 +88,29 @@ def _native_backward(
     d_query, d_key, d_value, d_scores, d_tau, safe = backends.native().attention_backward(
         d_out, *args, saved=saved, wants_bias=wants_bias, **options
     )
-    safe = safe & steps.safe
-    if not safe.all():
-        part = tokens.select(~safe)
-        mended = plain.backward(d_out[~safe], part, settings, plain.repeat_steps(part, settings), implicitly=False)
-        for whole, piece in zip((d_query, d_key, d_value, d_scores, d_tau), mended, strict=True):
-            if whole is not None and piece is not None:
-                whole[~safe] = piece
-    return Gradients(d_query, d_key, d_value, d_scores, d_tau)
+    grads = Gradients(d_query, d_key, d_value, d_scores, d_tau)
+    hand_over.mend_backward(grads, safe & steps.safe, d_out, tokens, settings)
+    return grads
 
 
-@torch.library.custom_op("sinkformers::attend", mutates_args=())
+def _plain_backward(
+    d_out: Tensor, out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, wants_bias: bool
+) -> Gradients:
+    grads, safe = plain.backward(d_out, out.to(d_out.dtype), tokens, settings, steps, wants_bias=wants_bias)
+    hand_over.mend_backward(grads, safe, d_out, tokens, settings)
+    return grads
+
+
+_BACKWARD = {
+    "native": _native_backward,
+    "triton": _triton_backward,
+    "torch": _plain_backward,
+    "traced": tracing.backward,
+}
+
+
 @full_precision
-def attend_operator(
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -109,10 +127,14 @@ def attend_operator(
     implicitly: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend)
+    backend, _, _ = backend.partition(":")
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     out, steps = _FORWARD[backend](tokens, Settings(n_iters, scale, l2, dropout_p))
     u, s, r, safe = (part.contiguous() for part in steps)
     return out.to(query.dtype), u, s, r, safe
+
+
+attend_operator = torch.library.custom_op("sinkformers::attend", _attend, mutates_args=())
 
 
 @attend_operator.register_fake
@@ -122,9 +144,8 @@ def _(query, key, value, bias, entries, queries, keys, tau, seed, n_iters, scale
     return out, *step_outputs(query, leading, n, key.shape[-2], n_iters)
 
 
-@torch.library.custom_op("sinkformers::attend_backward", mutates_args=())
 @full_precision
-def attend_backward_operator(
+def _attend_backward(
     d_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -148,18 +169,18 @@ def attend_backward_operator(
     backend: str,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend)
+    backend, _, _ = backend.partition(":")
+    tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     settings, steps = Settings(n_iters, scale, l2, dropout_p), Steps(u, s, r, safe)
     d_out = d_out.to(tokens.query.dtype)
-    if backend != "torch" and not implicitly:
-        run = _native_backward if backend == "native" else _triton_backward
-        grads = run(d_out, out, tokens, settings, steps, wants_bias)
+    if not implicitly:
+        grads = _BACKWARD[backend](d_out, out, tokens, settings, steps, wants_bias)
     else:
         if backend != "torch":  # the implicit gradient wants the weights, which torch makes from its own steps
-            tokens = _tokens(query, key, value, tokens.masks, tau, seed, "torch")
-            steps = plain.repeat_steps(tokens, settings)
+            tokens = _tokens(query, key, value, tokens.masks, tau, seed, "torch", l2)
+            _, steps = plain.forward(tokens, settings)
             d_out = d_out.to(tokens.query.dtype)
-        grads = plain.backward(d_out, tokens, settings, steps, implicitly=implicitly)
+        grads = hand_over.implicit_backward(d_out, tokens, settings, steps, wants_bias)
     d_query, d_key, d_value, d_scores, d_tau = grads
     # What is not asked for comes as zeros; gradients must not share memory.
     unused = r.new_zeros(safe.shape)
@@ -170,6 +191,9 @@ def attend_backward_operator(
         d_bias = d_bias.clone() if d_bias is d_scores else d_bias
     d_tau = unused.clone() if d_tau is None else d_tau
     return d_query.to(query.dtype), d_key.to(query.dtype), d_value.to(query.dtype), d_bias, d_tau
+
+
+attend_backward_operator = torch.library.custom_op("sinkformers::attend_backward", _attend_backward, mutates_args=())
 
 
 @attend_backward_operator.register_fake
@@ -195,7 +219,16 @@ def _backward(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7]), *(None,) * 7
 
 
+tracing.take_apart(attend_operator, _attend, backend=14)
+tracing.take_apart(attend_backward_operator, _attend_backward, backend=20)
 register_vmap(attend_operator, seed=8)
 register_vmap(attend_backward_operator, seed=9)
-attend = differentiable(attend_operator, _save, _backward)
+_attend_differentiably = differentiable(attend_operator, _save, _backward)
 attend_backward = not_differentiable(attend_backward_operator)
+
+
+def attend(*args: Any) -> tuple[Tensor, ...]:
+    """The operator; inside `torch.compile` the torch backend is one that can be taken apart."""
+    if args[-1] == "torch" and torch.compiler.is_compiling():
+        args = (*args[:-1], tracing.TORCH)
+    return _attend_differentiably(*args)

@@ -57,3 +57,16 @@ def combine(masks: Masks) -> Participants:
 def silence(tokens: Tensor, alive: Tensor | None) -> Tensor:
     """Tokens (..., n, d) with those out of the game set to zero; so is their gradient."""
     return tokens if alive is None else tokens.masked_fill(~alive[..., None], 0.0)
+
+
+def centred(query: Tensor, key: Tensor, alive: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Queries and keys (..., d) less the mean key, which no distance depends on.
+
+    The squares of an offset that all tokens share would swallow their differences. Keys out of the game do not count.
+    """
+    if alive is None:
+        centre = key.detach().mean(-2, keepdim=True)
+    else:
+        count = alive.expand(key.shape[:-1]).sum(-1).clamp_min(1)
+        centre = silence(key.detach(), alive).sum(-2, keepdim=True) / count[..., None, None]
+    return query - centre, key - centre

@@ -44,7 +44,16 @@ def row_shift(problem: Problem) -> Tensor:
 
 def exponentiate(scores: Tensor, r: Tensor) -> Tensor:
     """`exp(scores − r)`, exactly zero where it would be denormal."""
-    return torch.threshold_(scores - r[..., None], VANISHING[scores.dtype], -torch.inf).exp_()
+    return _exp_(scores - r[..., None])
+
+
+def exponentiate_(scores: Tensor, r: Tensor) -> Tensor:
+    """`exponentiate` in the memory of the scores: a fresh matrix costs more than the passes over it."""
+    return _exp_(scores.sub_(r[..., None]))
+
+
+def _exp_(scores: Tensor) -> Tensor:
+    return torch.threshold_(scores, VANISHING[scores.dtype], -torch.inf).exp_()
 
 
 def iterate(kernel: Tensor, problem: Problem, tau: Tensor | None, r: Tensor, n_iters: int) -> Steps:
@@ -136,8 +145,12 @@ def walk_back(kernel: Tensor, problem: Problem, tau: Tensor | None, steps: Steps
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Batched matrix-vector product: (..., n, m) and (..., m) to (..., n)."""
+    """Batched matrix-vector product: (..., n, m) and (..., m) to (..., n).
+
+    The vector stands on the left, as a matrix of one row: on the CPU torch's product is then 5 to 30 times as fast as
+    with a matrix of one column on the right.
+    """
     if vector.shape[-1] <= BLOCK:
-        return (matrix @ vector[..., None])[..., 0]
+        return (vector[..., None, :] @ matrix.mT)[..., 0, :]
     blocks = zip(matrix.split(BLOCK, -1), vector.split(BLOCK, -1), strict=True)
     return torch.stack([apply(*block) for block in blocks], -1).sum(-1)

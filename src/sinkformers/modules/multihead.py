@@ -19,11 +19,13 @@ class MultiheadAttention(nn.MultiheadAttention):
     Args:
         *args, **kwargs: those of `nn.MultiheadAttention`: embed_dim, num_heads, dropout, bias, add_bias_kv,
             add_zero_attn, kdim, vdim, batch_first, device, dtype.
-        n_iters, tau: as in `sinkhorn`; `n_iters=1` is `nn.MultiheadAttention`.
+        n_iters, tau: as in `sinkhorn`; `n_iters=1` is `nn.MultiheadAttention`, except at padded queries. A `tau` that
+            is an `nn.Parameter` is one more entry of the state_dict, and `tau` is its key.
 
     Boolean masks mean *ignore*, as in torch's module and unlike in `sinkhorn_attention`. A `key_padding_mask` takes the
     padded keys out; where `query is key` it takes the padded queries out as well, since their rows would otherwise stay
-    in the column sums. In cross-attention pass `query_padding_mask`.
+    in the column sums. In cross-attention pass `query_padding_mask`. The attention of a padded query is zero, so that
+    its output is the bias of the output projection; torch's module lets it attend to the real keys.
 
     Examples:
         >>> import torch, sinkformers
