@@ -244,6 +244,8 @@ def _check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[T
     if enable_gqa:
         _check_groups(query, key, value)
         return query, key, value
+    if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        return query, key, value
     try:
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     except RuntimeError:

@@ -33,7 +33,7 @@ def _tokens(
 ) -> Tokens:
     """The call in the dtype to work in; Triton reads half precision as it is, and widens what it has to."""
     dtype = working_dtype(query.dtype)
-    heads = all_heads(query.shape[:-2], query.device)
+    heads = None if seed is None else all_heads(query.shape[:-2], query.device)
     tau = tau if tau is None else tau.to(query.device, dtype).expand(query.shape[:-2])
     if backend != "triton" or l2:  # half precision would round what is centred
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

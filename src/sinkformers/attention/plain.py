@@ -33,7 +33,7 @@ class Tokens(NamedTuple):
     masks: Masks
     tau: Tensor | None
     seed: Tensor | None
-    heads: Tensor
+    heads: Tensor | None  # with a seed only
 
     def select(self, which: Tensor) -> "Tokens":
         """The heads where `which` (...) holds, stacked along one leading axis."""
@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
         bias, entries, queries, keys = self.masks
         masks = Masks(pick(bias, 2), pick(entries, 2), pick(queries, 1), pick(keys, 1))
         query, key, value = (x[which] for x in (self.query, self.key, self.value))
-        return Tokens(query, key, value, masks, pick(self.tau, 0), self.seed, self.heads[which])
+        return Tokens(query, key, value, masks, pick(self.tau, 0), self.seed, pick(self.heads, 0))
 
     def silenced(self) -> tuple["Tokens", Participants]:
         """With the tokens out of the game set to zero; and who they are."""
@@ -54,7 +54,7 @@ class Tokens(NamedTuple):
 
     def dropout(self, settings: Settings) -> Tensor | None:
         """What the weights are multiplied with (..., n, m)."""
-        if self.seed is None:
+        if self.seed is None or self.heads is None:
             return None
         n, m = self.query.shape[-2], self.key.shape[-2]
         return kept(self.seed, self.heads, n, m, settings.dropout_p, self.query.dtype)

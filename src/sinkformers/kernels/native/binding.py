@@ -90,10 +90,13 @@ def release_workspace() -> None:
         _loaded().sinkformers_release()
 
 
+_NOTHING = _Strided()
+
+
 def _strided(tensor: Tensor | None, *, matrix: bool = False) -> _Strided:
     """A tensor (b, h, i, …) as pointer and strides, 0 along axes that repeat."""
     if tensor is None:
-        return _Strided()
+        return _NOTHING
     steps = tensor.stride()
     if 1 in tensor.shape:
         steps = [0 if size == 1 else step for size, step in zip(tensor.shape, steps, strict=True)]
@@ -139,9 +142,8 @@ def _arguments(
     batch, heads, n, d = q.shape
     args = _Attention(
         *(batch, heads, n, k.shape[2], d, v.shape[3], n_iters, torch.get_num_threads(), WORKSPACE_BYTES),
-        *(_strided(x) for x in (q, k, v)),
-        *(_strided(x, matrix=True) for x in masks[:2]),
-        *(_strided(x) for x in masks[2:]),
+        *(_strided(q), _strided(k), _strided(v)),
+        *(_strided(x, matrix=place < 2) for place, x in enumerate(masks)),
         *(scale, dropout_p, floor, 0 if seed is None else seed, l2, seed is not None),
     )
     return args, [q, k, v, *masks]
