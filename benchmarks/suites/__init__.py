@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Progress
 from benchmarks.settings import Settings
-from benchmarks.suites import attention, inference, masks, memory, one_head, operator, scaling, sharp, training
+from benchmarks.suites import attention, inference, masks, memory, one_head, operator, peers, scaling, sharp, training
 
 SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
     "attention": attention.run,
@@ -17,6 +17,7 @@ SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
     "memory": memory.run,
     "training": training.run,
     "operator": operator.run,
+    "peers": peers.run,
 }
 QUICK = ("attention", "inference", "training", "operator")
 
