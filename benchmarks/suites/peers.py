@@ -1,4 +1,4 @@
-"""Libraries with compilers and threads of their own, apart from the others: what they leave running would disturb them."""
+"""Libraries with compilers and threads of their own, apart from the rest, whom what they leave running would disturb."""
 
 from collections.abc import Iterator
 from dataclasses import replace
