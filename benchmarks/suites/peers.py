@@ -1,4 +1,4 @@
-"""Libraries with compilers and threads of their own, apart from the rest, whom what they leave running would disturb."""
+"""Libraries with compilers and threads of their own, apart from the rest: what they leave running disturbs others."""
 
 from collections.abc import Iterator
 from dataclasses import replace
