@@ -101,8 +101,8 @@ template <class T, int N, int M> struct Lanes {
     void iterate() {
         const int n = height(), m = breadth();
         V kernel[ROWS * COLS], u[ROWS] = {}, v[COLS], sum_u = {}, sum_v = {};
-        for (int k = 0; k < n * m; k++) kernel[k] = a[k];
-        for (int j = 0; j < m; j++) {
+        FLATTEN for (int k = 0; k < n * m; k++) kernel[k] = a[k];
+        FLATTEN for (int j = 0; j < m; j++) {
             vs[j] = v[j] = splat((T)1);
             sum_v += v[j];
         }
@@ -111,17 +111,17 @@ template <class T, int N, int M> struct Lanes {
             if (step % 2 == 0) {
                 V *to = us + (size_t)half * n;
                 sum_u = V{};
-                for (int i = 0; i < n; i++) {
+                FLATTEN for (int i = 0; i < n; i++) {
                     V sum = {};
-                    for (int j = 0; j < m; j++) sum += kernel[i * m + j] * v[j];
+                    FLATTEN for (int j = 0; j < m; j++) sum += kernel[i * m + j] * v[j];
                     to[i] = u[i] = pick(live_row[i], splat((T)1) / sum);
                     sum_u += u[i];
                 }
             } else {
                 sum_v = V{};
-                for (int j = 0; j < m; j++) {
+                FLATTEN for (int j = 0; j < m; j++) {
                     V sum = {};
-                    for (int i = 0; i < n; i++) sum += kernel[i * m + j] * u[i];
+                    FLATTEN for (int i = 0; i < n; i++) sum += kernel[i * m + j] * u[i];
                     if (args.tau) ss[(size_t)half * m + j] = sum;
                     vs[(size_t)(half + 1) * m + j] = v[j] = pick(live_col[j], scaling(sum));
                     sum_v += v[j];
@@ -130,7 +130,7 @@ template <class T, int N, int M> struct Lanes {
             watch(sum_u, sum_v);
         }
         wrong &= rho != V{};
-        for (int j = 0; j < m; j++) this->v[j] = v[j];
+        FLATTEN for (int j = 0; j < m; j++) this->v[j] = v[j];
     }
     void tell(int64_t first, int count) const {
         for (int l = 0; l < count; l++) args.safe[first + l] = !wrong[l];
@@ -140,15 +140,15 @@ template <class T, int N, int M> struct Lanes {
         begin(first, count);
         iterate();
         const V *u = us + (size_t)((n_iters - 1) / 2) * n;
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j < m; j++) a[i * m + j] *= u[i] * v[j];
+        FLATTEN for (int i = 0; i < n; i++)
+            FLATTEN for (int j = 0; j < m; j++) a[i * m + j] *= u[i] * v[j];
         write(args.weights, first, count, a);
         tell(first, count);
     }
     // What a relaxation asks of a column step: y = τ·dg/s, and the gradient of τ.
     __attribute__((noinline)) void relaxed_adjoint(int half, const V *dg, V *y, V &d_tau) const {
         const int m = breadth();
-        for (int j = 0; j < m; j++) {
+        FLATTEN for (int j = 0; j < m; j++) {
             const V s = ss[(size_t)half * m + j];
             y[j] = pick(live_col[j], tau * dg[j] / s);
             for (int l = 0; l < LANES<T>; l++) if (live_col[j][l]) d_tau[l] -= dg[j][l] * std::log(s[l] / rho[l]);
@@ -162,8 +162,8 @@ template <class T, int N, int M> struct Lanes {
         V grad[ROWS * COLS], terms[ROWS * COLS] = {}, df[ROWS] = {}, dg[COLS] = {}, x[ROWS], y[COLS], d_tau = {};
         const V *last = us + (size_t)((n_iters - 1) / 2) * n;
         read(args.d_weights, first, count, grad);
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j < m; j++) {
+        FLATTEN for (int i = 0; i < n; i++)
+            FLATTEN for (int j = 0; j < m; j++) {
                 V &g = grad[i * m + j];
                 g = pick(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
                 df[i] += g;
@@ -173,12 +173,12 @@ template <class T, int N, int M> struct Lanes {
         for (int step = n_iters - 1; step >= 0; step--) {
             const V *u = us + (size_t)(step / 2) * n, *before = vs + (size_t)(step / 2) * m, *after = before + m;
             if (step % 2 == 0) {  // rows: x = df·u, y = v
-                for (int i = 0; i < n; i++) x[i] = df[i] * u[i];
-                for (int i = 0; i < n; i++) df[i] = V{};
-                for (int j = 0; j < m; j++) {
+                FLATTEN for (int i = 0; i < n; i++) x[i] = df[i] * u[i];
+                FLATTEN for (int i = 0; i < n; i++) df[i] = V{};
+                FLATTEN for (int j = 0; j < m; j++) {
                     const V right = before[j];
                     V back = {};
-                    for (int i = 0; i < n; i++) {
+                    FLATTEN for (int i = 0; i < n; i++) {
                         terms[i * m + j] += x[i] * right;
                         back += a[i * m + j] * x[i];
                     }
@@ -186,12 +186,12 @@ template <class T, int N, int M> struct Lanes {
                 }
             } else {  // columns: x = u, y = τ·dg/s, where without a relaxation 1/s is v/ρ
                 if (args.tau) relaxed_adjoint(step / 2, dg, y, d_tau);
-                else for (int j = 0; j < m; j++) y[j] = dg[j] * after[j] * per_rho;
-                for (int j = 0; j < m; j++) dg[j] = V{};
-                for (int i = 0; i < n; i++) {
+                else FLATTEN for (int j = 0; j < m; j++) y[j] = dg[j] * after[j] * per_rho;
+                FLATTEN for (int j = 0; j < m; j++) dg[j] = V{};
+                FLATTEN for (int i = 0; i < n; i++) {
                     const V left = u[i];
                     V back = {};
-                    for (int j = 0; j < m; j++) {
+                    FLATTEN for (int j = 0; j < m; j++) {
                         terms[i * m + j] += left * y[j];
                         back += a[i * m + j] * y[j];
                     }
@@ -200,7 +200,7 @@ template <class T, int N, int M> struct Lanes {
             }
         }
         V mark = {};
-        for (int k = 0; k < n * m; k++) {
+        FLATTEN for (int k = 0; k < n * m; k++) {
             mark += pick(a[k] != V{}, terms[k] - terms[k]);
             grad[k] = pick(a[k] != V{}, grad[k] - a[k] * terms[k]);
         }
