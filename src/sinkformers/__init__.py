@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinkformers.attention import sinkhorn_attention
+    from sinkformers.conversion import (
+        set_n_iters,
+        set_tau,
+        to_sinkformer,
+        to_transformer,
+        watch_attention,
+    )
     from sinkformers.core import (
         ConvergenceWarning,
         LimitInfo,
@@ -28,9 +35,14 @@ __all__ = [
     "Sinkhorn",
     "marginal_error",
     "release_workspace",
+    "set_n_iters",
+    "set_tau",
     "sinkhorn",
     "sinkhorn_attention",
     "sinkhorn_limit",
+    "to_sinkformer",
+    "to_transformer",
+    "watch_attention",
 ]
 
 _ROOM = {
@@ -40,9 +52,14 @@ _ROOM = {
     "Sinkhorn": "modules",
     "marginal_error": "core",
     "release_workspace": "core",
+    "set_n_iters": "conversion",
+    "set_tau": "conversion",
     "sinkhorn": "core",
     "sinkhorn_attention": "attention",
     "sinkhorn_limit": "core",
+    "to_sinkformer": "conversion",
+    "to_transformer": "conversion",
+    "watch_attention": "conversion",
 }
 
 

@@ -1,0 +1,7 @@
+"""Models that others wrote, turned into Sinkformers in place, and back."""
+
+from sinkformers.conversion.convert import set_n_iters, set_tau, to_sinkformer, to_transformer
+from sinkformers.conversion.report import Report
+from sinkformers.conversion.watch import watch_attention
+
+__all__ = ["Report", "set_n_iters", "set_tau", "to_sinkformer", "to_transformer", "watch_attention"]
