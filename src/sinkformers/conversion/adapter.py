@@ -1,5 +1,6 @@
 """One row of the table: how a family of attention modules is recognised, converted, and put back."""
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -39,6 +40,13 @@ class Undo(NamedTuple):
     state: Any  # what `restore` needs
 
 
+UNDO = "_sinkhorn_undo"
+
+
+def undo_of(module: nn.Module) -> Undo:
+    return module.__dict__[UNDO]
+
+
 class Adapter(NamedTuple):
     name: str
     # None: not of this family. CONVERT: bidirectional attention. Anything else: why the module stays as it is.
@@ -58,10 +66,11 @@ def pools(place: Place) -> bool:
     return any(_POOLING.search(type(module).__name__) for module in around)
 
 
-def names_used(function: Any) -> set[str]:
-    """The global and attribute names that a function's own code uses; empty where it has no Python code."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return set() if code is None else set(code.co_names)
+@functools.cache
+def names_used(kind: type[nn.Module]) -> frozenset[str]:
+    """The global and attribute names that the code of a class's `forward` uses; none where it is not Python."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return frozenset(() if code is None else code.co_names)
 
 
 def heads_for(caller: str, tau: float | str, places: Iterable[Place]) -> dict[int, int | None]:

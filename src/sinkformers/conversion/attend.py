@@ -51,17 +51,20 @@ def attend(
     return sinkhorn_attention(query, key, value, attn_mask, dropout_p, enable_gqa=grouped, **options), None
 
 
-def padded_queries(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Which queries (…, n) of a self-attention take part, told from a mask that speaks of keys.
+def of_self_attention(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Tensor | None]:
+    """A mask written for SoftMax self-attention, (…, n, m), as the masks of `attend`.
 
-    A token that nobody may look at is padding. It must leave as a query too, since its row would stay in the column
-    sums; masks written for SoftMax do not say so.
+    Such masks speak of keys only. A token that nobody may look at is padding, and must leave as a query too, since its
+    row would stay in the column sums. A boolean mask whose rows are one row expanded is passed on as that row.
     """
-    if attn_mask is None or query.shape[-2] != key.shape[-2] or attn_mask.shape[-1] == 1:
-        return None
-    if attn_mask.dtype == torch.bool:
-        return attn_mask.any(-2)
-    return (attn_mask.detach() > torch.finfo(attn_mask.dtype).min / 2).any(-2)
+    if mask is None:
+        return {}
+    square, n = query.shape[-2] == key.shape[-2], query.shape[-2]
+    if mask.dtype == torch.bool and (mask.shape[-2] == 1 or mask.stride(-2) == 0) and n > 1:
+        keys = mask[..., 0, :]
+        return {"query_mask": keys if square else None, "key_mask": keys}
+    seen = mask if mask.dtype == torch.bool else mask.detach() > torch.finfo(mask.dtype).min / 2
+    return {"attn_mask": mask, "query_mask": seen.any(-2) if square and mask.shape[-1] > 1 else None}
 
 
 def _spread(tokens: Tensor, query: Tensor) -> Tensor:

@@ -5,20 +5,21 @@ from typing import TypeVar
 
 from torch import nn
 
-from sinkformers.conversion.adapter import CONVERT, Place, Undo, heads_for
+from sinkformers.conversion.adapter import CONVERT, UNDO, Place, heads_for, undo_of
 from sinkformers.conversion.report import Entry, Report
-from sinkformers.conversion.settings import PARAMETER, Settings, assign, check, check_tau, settings_of, with_tau
+from sinkformers.conversion.settings import PARAMETER, check, check_tau, settings_of, with_tau
 from sinkformers.conversion.survey import (
     ADAPTERS,
-    UNDO,
+    UNKNOWN,
     Finding,
     Select,
     adapter_of,
+    adopt,
+    apply,
     check_select,
     converted,
     matches,
     survey,
-    undo_of,
 )
 from sinkformers.core import checks
 
@@ -65,13 +66,14 @@ def to_sinkformer(
     """
     settings = check("to_sinkformer", n_iters, tau)
     check_select("to_sinkformer", select)
+    adopt(model)
     findings = survey(model, adapter, select)
     chosen = [each for each in findings if each.verdict == CONVERT and matches(select, each.place)]
     if not chosen:
         raise ValueError(_nothing_to_convert(model, findings))
     heads = heads_for("to_sinkformer", settings.tau, [each.place for each in chosen])
     for each in chosen:
-        _apply(each, settings, heads[id(each.place.module)])
+        apply(each, settings, heads[id(each.place.module)])
     model.__dict__[REPORT] = Report([_entry(each) for each in findings])
     _finish(model)
     return model
@@ -144,15 +146,6 @@ def set_tau(model: nn.Module, tau: float | str, *, select: Select = None) -> Non
     _finish(model)
 
 
-def _apply(finding: Finding, settings: Settings, heads: int | None) -> None:
-    place, row, _ = finding
-    assert row is not None
-    assign(place.module, settings, heads)
-    if UNDO not in place.module.__dict__:
-        kind = type(place.module).__name__
-        place.module.__dict__[UNDO] = Undo(row.name, kind, row.convert(place))
-
-
 def _entry(finding: Finding) -> Entry:
     (name, module, _), row, verdict = finding
     if settings_of(module) is None:
@@ -187,8 +180,10 @@ def _nothing_to_convert(model: nn.Module, findings: list[Finding]) -> str:
         + f": {verdict}"
         for verdict, places in reasons.items()
     )
-    return (
-        f"to_sinkformer: this {kind} has no bidirectional self-attention that an adapter knows how to convert."
-        f"{told or ' No attention was found at all.'}\n"
-        'If a module calls F.scaled_dot_product_attention, name it: to_sinkformer(model, adapter="sdpa", select=…).'
-    )
+    message = f"to_sinkformer: this {kind} has no bidirectional self-attention that an adapter knows how to convert."
+    if not reasons or UNKNOWN in reasons:
+        told += (
+            "\nIf a module calls F.scaled_dot_product_attention, name it: "
+            'to_sinkformer(model, adapter="sdpa", select=…).'
+        )
+    return message + ("" if reasons else " No attention was found at all.") + told

@@ -6,27 +6,25 @@ from typing import NamedTuple
 
 from torch import nn
 
-from sinkformers.conversion.adapter import CONVERT, Adapter, Place, Undo
-from sinkformers.conversion.settings import settings_of
+from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
+from sinkformers.conversion.hugging_face import HUGGING_FACE
+from sinkformers.conversion.settings import Settings, assign, settings_of
 from sinkformers.conversion.torch_nn import TORCH
 
-UNDO = "_sinkhorn_undo"
-
 # Asked in this order; the first that knows a module has it.
-ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in (TORCH,)}
+ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in (TORCH, HUGGING_FACE)}
 ON_REQUEST: tuple[str, ...] = ()
 
 Select = str | Callable[[str, nn.Module], bool] | None
+
+
+UNKNOWN = "its forward neither is torch's nor takes its function from transformers' attention registry"
 
 
 class Finding(NamedTuple):
     place: Place
     adapter: Adapter | None
     verdict: str  # CONVERT, or why the module stays as it is
-
-
-def undo_of(module: nn.Module) -> Undo:
-    return module.__dict__[UNDO]
 
 
 def adapter_of(module: nn.Module) -> Adapter:
@@ -71,7 +69,7 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
     if any(below):
         return True
     if "Attention" in type(module).__name__:
-        findings.append(Finding(place, None, "no adapter knows how it attends"))
+        findings.append(Finding(place, None, UNKNOWN))
         return True
     return False
 
@@ -93,9 +91,29 @@ def check_select(caller: str, select: object) -> None:
         )
 
 
+def apply(finding: Finding, settings: Settings, heads: int | None) -> None:
+    """Convert one module, or give new settings to one that is converted."""
+    place, row, _ = finding
+    assert row is not None
+    assign(place.module, settings, heads)
+    if UNDO not in place.module.__dict__:
+        place.module.__dict__[UNDO] = Undo(row.name, type(place.module).__name__, row.convert(place))
+
+
+def adopt(model: nn.Module) -> None:
+    """Convert, with the settings they have, modules that attend by Sinkhorn although nobody converted them."""
+    for finding in survey(model, None, None):
+        module, row = finding.place.module, finding.adapter
+        if finding.verdict == CONVERT and row is not None and settings_of(module) is None:
+            settings = row.implied(module)
+            if settings is not None:
+                apply(finding, settings, None)
+
+
 def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
     """The converted modules that the user's choice holds; refuses to find none."""
     check_select(caller, select)
+    adopt(model)
     places = [finding.place for finding in survey(model, None, None) if settings_of(finding.place.module) is not None]
     if not places:
         raise ValueError(f"{caller}: nothing in this {type(model).__name__} is converted. Call to_sinkformer first.")
