@@ -6,6 +6,7 @@ from typing import TypeVar
 from torch import nn
 
 from sinkformers.conversion.adapter import CONVERT, UNDO, Place, heads_for, undo_of
+from sinkformers.conversion.intercept import CALLS
 from sinkformers.conversion.report import Entry, Report
 from sinkformers.conversion.settings import PARAMETER, check, check_tau, settings_of, with_tau
 from sinkformers.conversion.survey import (
@@ -151,7 +152,8 @@ def _entry(finding: Finding) -> Entry:
     if settings_of(module) is None:
         return Entry(name, type(module).__name__, None, verdict or "not selected")
     assert row is not None
-    return Entry(name, undo_of(module).kind, row.name, "", _parameter(name, module))
+    calls = module.__dict__.get(CALLS, {})
+    return Entry(name, undo_of(module).kind, row.name, "", _parameter(name, module), calls)
 
 
 def _parameter(name: str, module: nn.Module) -> str | None:

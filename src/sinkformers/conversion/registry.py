@@ -77,8 +77,9 @@ def sinkhorn_attention_forward(
         else:
             masks["attn_mask"] = position_bias + mask
     need_weights = bool(kwargs.get("output_attentions"))
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "need_weights": need_weights, **masks}
-    out, weights = attend(module, settings, query, key, value, **options)
+    options: dict[str, Any] = {"scale": scaling, "need_weights": need_weights, **masks}
+    options["enable_gqa"] = key.shape[1] != query.shape[1]
+    out, weights = attend(module, settings, query, key, value, dropout_p=dropout, **options)
     return out.transpose(1, 2).contiguous(), weights
 
 

@@ -1,6 +1,7 @@
 """Every attention module of a model, with the adapter that knows it and the verdict; and how users pick from them."""
 
 import fnmatch
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,12 +9,14 @@ from torch import nn
 
 from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
 from sinkformers.conversion.hugging_face import HUGGING_FACE
+from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
 from sinkformers.conversion.settings import Settings, assign, settings_of
 from sinkformers.conversion.torch_nn import TORCH
 
 # Asked in this order; the first that knows a module has it.
-ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in (TORCH, HUGGING_FACE)}
-ON_REQUEST: tuple[str, ...] = ()
+TABLE = (TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA)
+ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in TABLE}
+ON_REQUEST = (SDPA.name,)
 
 Select = str | Callable[[str, nn.Module], bool] | None
 
@@ -54,7 +57,7 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
     if settings_of(module) is not None:
         findings.append(Finding(place, adapter_of(module), CONVERT))
         return True
-    if picked is not None and matches(picked, place):
+    if picked is not None and matches(picked, place) and not any(settings_of(part) for part in module.modules()):
         findings.append(Finding(place, rows[0], CONVERT))
         return True
     for row in rows:
@@ -68,7 +71,7 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
     ]
     if any(below):
         return True
-    if "Attention" in type(module).__name__:
+    if re.search(r"Att(entio)?n", type(module).__name__):
         findings.append(Finding(place, None, UNKNOWN))
         return True
     return False
