@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sinkformers.attention import sinkhorn_attention
     from sinkformers.conversion import (
+        anneal_tau,
         set_n_iters,
         set_tau,
         to_sinkformer,
@@ -33,6 +34,7 @@ __all__ = [
     "LimitInfo",
     "MultiheadAttention",
     "Sinkhorn",
+    "anneal_tau",
     "marginal_error",
     "release_workspace",
     "set_n_iters",
@@ -50,6 +52,7 @@ _ROOM = {
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
     "Sinkhorn": "modules",
+    "anneal_tau": "conversion",
     "marginal_error": "core",
     "release_workspace": "core",
     "set_n_iters": "conversion",

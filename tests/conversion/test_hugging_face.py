@@ -7,8 +7,11 @@ import sys
 
 import pytest
 import torch
-import transformers as hf
 from torch.testing import assert_close
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+import transformers as hf
 
 import oracle
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"

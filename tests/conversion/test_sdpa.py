@@ -133,7 +133,7 @@ def test_selected_modules_are_caught_whole():
         to_sinkformer(model, adapter="sdpa", select="nothing")
     softmax = model(x)
     to_sinkformer(model, 5, adapter="sdpa", select="blocks.1")
-    assert (model(x) - softmax).abs().max() > 1e-4
+    assert (model(x) - softmax).abs().max() > 1e-6
     assert list(model.sinkformer_report.converted) == ["blocks.1"]
     # Named again around it, the converted one is not caught twice.
     to_sinkformer(model, 5, adapter="sdpa", select=lambda name, module: name in ("", "blocks.0"))
@@ -172,6 +172,8 @@ def test_compiled_whole():
     assert_close(got, out, atol=EXACT, rtol=0)
     grads = [torch.autograd.grad(o.square().sum(), list(model.parameters())) for o in (out, got)]
     assert_close(*grads, atol=1e3 * EXACT, rtol=0)
+    for _ in range(10):  # more than torch's limit of compilations, which here would raise
+        compiled(x, KEYS)
 
 
 def test_causal_masks_are_refused():

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sinkformers.conversion.settings import LEARNED, Settings
 
 # Modules that read a set out with one query, or a few. A doubly stochastic matrix of one row is uniform: Sinkhorn
 # would turn them into mean pooling.
-_POOLING = re.compile(r"attention_?pool|attn_?pool|pool(ing)?_?(head|att)|^pma$|class_?att", re.IGNORECASE)
+_POOLING = re.compile(r"attention_?pool|attn_?pool|simpool|pool(ing)?_?(head|att)|^pma$|class_?att", re.IGNORECASE)
 
 POOLING = "pools with few queries: a doubly stochastic matrix of one row is uniform, which is mean pooling"
 CAUSAL = "causal: a column sum runs over later queries, so earlier outputs would see the future"
@@ -73,18 +74,21 @@ def names_used(kind: type[nn.Module]) -> frozenset[str]:
     return frozenset(() if code is None else code.co_names)
 
 
-def heads_for(caller: str, tau: float | str, places: Iterable[Place]) -> dict[int, int | None]:
-    """The number of heads of each module (by id), which only a learned `tau` needs; refuses before anything changes."""
-    heads = {id(place.module): _number_of_heads(place.module) for place in places}
-    for place in places if tau == LEARNED else ():
-        if heads[id(place.module)] is None:
-            raise ValueError(
-                f'{caller}: tau="learned" needs the number of heads, and {place.name!r} '
-                f"({type(place.module).__name__}) does not tell it. Give it an attribute num_heads, or a fixed tau."
-            )
-    return heads
+def logits_for(caller: str, tau: float | str, places: Iterable[Place]) -> dict[int, Tensor | None]:
+    """The first logits of a learned `tau`, by id of the module; refuses before anything changes."""
+    return {id(place.module): _logits(caller, place) if tau == LEARNED else None for place in places}
 
 
-def _number_of_heads(module: nn.Module) -> int | None:
-    values = (getattr(module, name, None) for name in ("num_heads", "num_attention_heads", "n_heads", "heads"))
-    return next((value for value in values if isinstance(value, int)), None)
+def _logits(caller: str, place: Place) -> Tensor:
+    around = [place.module, *([] if place.parent is None else [place.parent])]
+    names = ("num_heads", "num_attention_heads", "n_heads", "heads")
+    told = (getattr(module, name, None) for module in around for name in names)
+    heads = next((value for value in told if isinstance(value, int)), None)
+    if heads is None:
+        raise ValueError(
+            f'{caller}: tau="learned" needs the number of heads, and {place.name!r} ({type(place.module).__name__}) '
+            "does not tell it. Give it an attribute num_heads, or a fixed tau."
+        )
+    like = next((parameter for module in around for parameter in module.parameters()), torch.empty(0))
+    # Half way: far enough from both ends for the sigmoid to have a slope.
+    return torch.zeros(heads, dtype=like.dtype, device=like.device)

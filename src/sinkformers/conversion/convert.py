@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from sinkformers.conversion.adapter import CONVERT, UNDO, Place, heads_for, undo_of
+from sinkformers.conversion.adapter import CONVERT, UNDO, Place, logits_for, undo_of
 from sinkformers.conversion.intercept import CALLS
 from sinkformers.conversion.report import Entry, Report
 from sinkformers.conversion.settings import PARAMETER, check, check_tau, settings_of, with_tau
@@ -72,9 +72,9 @@ def to_sinkformer(
     chosen = [each for each in findings if each.verdict == CONVERT and matches(select, each.place)]
     if not chosen:
         raise ValueError(_nothing_to_convert(model, findings))
-    heads = heads_for("to_sinkformer", settings.tau, [each.place for each in chosen])
+    logits = logits_for("to_sinkformer", settings.tau, [each.place for each in chosen])
     for each in chosen:
-        apply(each, settings, heads[id(each.place.module)])
+        apply(each, settings, logits[id(each.place.module)])
     model.__dict__[REPORT] = Report([_entry(each) for each in findings])
     _finish(model)
     return model
@@ -137,9 +137,9 @@ def set_tau(model: nn.Module, tau: float | str, *, select: Select = None) -> Non
     """
     tau = check_tau("set_tau", tau)
     places = converted("set_tau", model, select)
-    heads = heads_for("set_tau", tau, places)
+    logits = logits_for("set_tau", tau, places)
     for name, module, _ in places:
-        with_tau("set_tau", name, module, tau, heads[id(module)])
+        with_tau("set_tau", name, module, tau, logits[id(module)])
     report = model.__dict__.get(REPORT)
     for entry in report.entries if report is not None else []:
         if entry.adapter is not None:

@@ -40,21 +40,21 @@ class Interception(TorchFunctionMode):
 class Intercepted(nn.Module):
     """What a converted class has in front of its own; its instances are pickled as those of the original."""
 
-    original: type[nn.Module]
-    softmax: bool
+    _sinkhorn_original: type[nn.Module]
+    _sinkhorn_softmax: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with Interception(self, self.softmax):
+        with Interception(self, self._sinkhorn_softmax):
             return super().forward(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, (_, *rest), *state = super().__reduce_ex__(max(2, int(protocol)))
-        return _rebuild, (self.original, self.softmax, *rest), *state
+        return _rebuild, (self._sinkhorn_original, self._sinkhorn_softmax, *rest), *state
 
 
 @functools.cache
 def _intercepted(kind: type[nn.Module], softmax: bool) -> type[nn.Module]:
-    body = {"original": kind, "softmax": softmax, "__module__": __name__}
+    body = {"_sinkhorn_original": kind, "_sinkhorn_softmax": softmax, "__module__": __name__}
     return type(f"Sinkhorn{kind.__name__}", (Intercepted, kind), body)
 
 
@@ -78,7 +78,7 @@ def release(module: nn.Module, undo: Any) -> None:
     """`restore` of an adapter."""
     kind = type(module)
     assert issubclass(kind, Intercepted)
-    module.__class__ = kind.original
+    module.__class__ = kind._sinkhorn_original
     del module.__dict__[CALLS]
 
 

@@ -20,6 +20,8 @@ def _timm(place: Place) -> str | None:
     """Attention that has a fused path; what it writes out where that is off is SoftMax of the same scores."""
     if not _from("timm", place.module) or _SDPA not in names_used(type(place.module)):
         return None
+    if type(place.module).__name__ == "XCA":
+        return "attends over channels, not over tokens"
     return POOLING if pools(place) else CONVERT
 
 

@@ -57,25 +57,23 @@ def is_softmax(settings: Settings) -> bool:
     return settings.n_iters == 1 or settings.tau == 0
 
 
-def assign(module: nn.Module, settings: Settings, heads: int | None) -> None:
+def assign(module: nn.Module, settings: Settings, logits: Tensor | None) -> None:
     """Give a module its settings, with the parameter that they need and without one that they do not."""
     learns = PARAMETER in module._parameters
     if settings.tau == LEARNED and not learns:
-        assert heads is not None
-        like = next(module.parameters(), torch.empty(0))
-        # Half way: far enough from both ends for the sigmoid to have a slope.
-        module.register_parameter(PARAMETER, nn.Parameter(torch.zeros(heads, dtype=like.dtype, device=like.device)))
+        assert logits is not None
+        module.register_parameter(PARAMETER, nn.Parameter(logits))
     elif settings.tau != LEARNED and learns:
         del module._parameters[PARAMETER]
     module.__dict__["sinkhorn"] = settings
 
 
-def with_tau(caller: str, name: str, module: nn.Module, tau: float | str, heads: int | None) -> None:
+def with_tau(caller: str, name: str, module: nn.Module, tau: float | str, logits: Tensor | None) -> None:
     """A new `tau` for a converted module. One that is learned stays so, and goes on from the number given."""
     settings = settings_of(module)
     assert settings is not None
     if settings.tau != LEARNED or not isinstance(tau, float):
-        assign(module, replace(settings, tau=tau), heads)
+        assign(module, replace(settings, tau=tau), logits)
         return
     if not 0 < tau < 1:
         raise ValueError(

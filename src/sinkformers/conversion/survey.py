@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
 from sinkformers.conversion.hugging_face import HUGGING_FACE
@@ -94,30 +94,31 @@ def check_select(caller: str, select: object) -> None:
         )
 
 
-def apply(finding: Finding, settings: Settings, heads: int | None) -> None:
+def apply(finding: Finding, settings: Settings, logits: Tensor | None) -> None:
     """Convert one module, or give new settings to one that is converted."""
     place, row, _ = finding
     assert row is not None
-    assign(place.module, settings, heads)
+    assign(place.module, settings, logits)
     if UNDO not in place.module.__dict__:
         place.module.__dict__[UNDO] = Undo(row.name, type(place.module).__name__, row.convert(place))
 
 
-def adopt(model: nn.Module) -> None:
-    """Convert, with the settings they have, modules that attend by Sinkhorn although nobody converted them."""
-    for finding in survey(model, None, None):
+def adopt(model: nn.Module) -> list[Place]:
+    """All converted modules, those included that attend by Sinkhorn although nobody converted them: now they are."""
+    findings = survey(model, None, None)
+    for finding in findings:
         module, row = finding.place.module, finding.adapter
         if finding.verdict == CONVERT and row is not None and settings_of(module) is None:
             settings = row.implied(module)
             if settings is not None:
                 apply(finding, settings, None)
+    return [finding.place for finding in findings if settings_of(finding.place.module) is not None]
 
 
 def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
     """The converted modules that the user's choice holds; refuses to find none."""
     check_select(caller, select)
-    adopt(model)
-    places = [finding.place for finding in survey(model, None, None) if settings_of(finding.place.module) is not None]
+    places = adopt(model)
     if not places:
         raise ValueError(f"{caller}: nothing in this {type(model).__name__} is converted. Call to_sinkformer first.")
     held = [place for place in places if matches(select, place)]
