@@ -132,6 +132,13 @@ def test_settings_come_from_the_configuration():
     assert other.config.sinkhorn == config.sinkhorn
 
 
+def test_parts_of_a_model_write_their_configuration_too():
+    encoder = to_sinkformer(build("bert").encoder, 5, tau=0.5)
+    assert encoder.config.sinkhorn == {"n_iters": 5, "tau": 0.5}
+    to_transformer(encoder)
+    assert not hasattr(encoder.config, "sinkhorn")
+
+
 def test_partly_converted_models_say_so_in_their_configuration(tmp_path):
     model = to_sinkformer(build("bert"), 5, select="*layer.1.*").eval()
     name = "encoder.layer.1.attention.self"

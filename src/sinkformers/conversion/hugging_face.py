@@ -78,11 +78,11 @@ def _restore(module: nn.Module, undo: Original) -> None:
 
 
 def _finish(model: nn.Module) -> None:
-    """Write the settings into the configurations of the models that hold converted modules: they are what is saved."""
+    """Write the settings into the configurations around converted modules: they are what is saved and loaded."""
     seen: set[int] = set()
     for owner in model.modules():  # outermost first: encoder and decoder may share the configuration of the whole
         config: Any = getattr(owner, "config", None)
-        if not hasattr(owner, "save_pretrained") or not hasattr(config, "_attn_implementation") or id(config) in seen:
+        if not hasattr(config, "_attn_implementation") or settings_of(owner) is not None or id(config) in seen:
             continue
         seen.add(id(config))
         told = _settings_below(owner)
