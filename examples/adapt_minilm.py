@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import study
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sinkformers
+import study
 
 LENGTH, BATCH, EPOCHS, RATE = 128, 32, 2, 5e-5
 SIZES = {"train": 3000, "test": 2000}

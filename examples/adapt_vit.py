@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import study
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sinkformers
+import study
 
 PATCH, DIM, DEPTH, HEADS, BATCH, RATE = 4, 64, 4, 4, 100, 1e-3
 EPOCHS, MORE = 3, 1

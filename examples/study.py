@@ -6,9 +6,10 @@ cells that are missing.
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +53,8 @@ ARMS = {
     "tau 0.5": Arm({"n_iters": N_ITERS, "tau": 0.5}),
 }
 
-Train = Callable[[str, int], dict[str, Any]]  # a cell: {"accuracy": [after each epoch], …}
+Cell = tuple[str, int]  # arm and seed
+Train = Callable[[str, int], dict[str, Any]]  # what a cell comes to: {"accuracy": [after each epoch], …}
 
 
 def unadapted(model: nn.Module, accuracy: Callable[[nn.Module], float]) -> dict[str, float]:
@@ -83,17 +85,25 @@ def run(out: Path, arms: Mapping[str, Arm], train: Train, seeds: int, workers: i
     (out / "cells").mkdir(parents=True, exist_ok=True)
     wanted = [(arm, seed) for seed in range(seeds) for arm in arms]
     missing = [cell for cell in wanted if not _file(out, *cell).exists()]
-    with ProcessPoolExecutor(workers, initializer=_one_thread) as pool, Progress() as progress:
+    with Progress() as progress:
         task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
-        running = {pool.submit(train, *cell): cell for cell in missing}
-        for done in as_completed(running):
-            arm, seed = running[done]
-            file, result = _file(out, arm, seed), {"arm": arm, "seed": seed, **done.result()}
+        for (arm, seed), result in _trained(missing, train, workers):
+            file = _file(out, arm, seed)
             partial = file.with_suffix(".partial")
-            partial.write_text(json.dumps(result), encoding="utf-8")
+            partial.write_text(json.dumps({"arm": arm, "seed": seed, **result}), encoding="utf-8")
             partial.replace(file)
             progress.console.print(f"{arm}, seed {seed}: {result['accuracy'][-1]:.1%}")
             progress.advance(task)
+
+
+def _trained(cells: list[Cell], train: Train, workers: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    if workers == 1:
+        yield from ((cell, train(*cell)) for cell in cells)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
+        running = {pool.submit(train, *cell): cell for cell in cells}
+        for done in as_completed(running):
+            yield running[done], done.result()
 
 
 def report(out: Path, arms: Mapping[str, Arm]) -> str:

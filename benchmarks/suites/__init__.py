@@ -5,7 +5,18 @@ from collections.abc import Callable, Iterator
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Progress
 from benchmarks.settings import Settings
-from benchmarks.suites import attention, conversion, inference, masks, memory, one_head, operator, scaling, sharp, training
+from benchmarks.suites import (
+    attention,
+    conversion,
+    inference,
+    masks,
+    memory,
+    one_head,
+    operator,
+    scaling,
+    sharp,
+    training,
+)
 
 SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
     "attention": attention.run,

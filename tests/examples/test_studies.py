@@ -5,13 +5,13 @@ import io
 import json
 import tarfile
 
-import adapt_minilm
-import adapt_vit
 import pytest
-import study
 import torch
 
+import adapt_minilm
+import adapt_vit
 import sinkformers
+import study
 
 ARMS = {"SoftMax": study.ARMS["SoftMax"], "last layer, at once": study.ARMS["at once"]}
 
