@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-triton lint types format bench bench-quick docs clean
+.PHONY: help run test test-slow test-timm test-triton lint types format bench bench-quick docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -14,6 +14,9 @@ run: .venv/installed ## the main job: Figure 1 of the paper, to figures/normaliz
 
 test: lint types ## lint, types and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q
+
+test-timm: .venv-timm/installed ## conversion of timm, vit-pytorch and x-transformers, in an environment of their own
+	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest -m timm tests/conversion -q
 
 test-triton: .venv-triton/installed ## the Triton kernels, in an environment of their own (triton is 1 GB)
 	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -m triton tests/kernels -q
@@ -43,7 +46,7 @@ docs: .venv/installed-docs ## the documentation, to site/
 	$(BIN)/zensical build --clean --strict
 
 clean: ## remove the environment and everything built
-	rm -rf .venv .venv-triton build dist figures site .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-timm .venv-triton build dist figures site .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -51,6 +54,12 @@ clean: ## remove the environment and everything built
 # The stamps make a second run install nothing.
 .venv/installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/sinkformers/kernels/native/*.cpp src/sinkformers/kernels/native/*.h) | .venv/bin/python
 	$(INSTALL) --editable '.[all]'
+	@touch $@
+
+# torchvision comes with timm, and breaks parts of transformers where both are installed.
+.venv-timm/installed: .venv/installed
+	$(PYTHON) -m venv .venv-timm
+	.venv-timm/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[timm,test]'
 	@touch $@
 
 .venv-triton/installed: .venv/installed

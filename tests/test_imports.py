@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "attention": {"core"},
     "flows": {"core"},
     "modules": {"core", "attention", "flows"},
-    "conversion": {"modules", "attention"},
+    "conversion": {"core", "modules", "attention"},
     "models": {"modules"},
     "data": set(),
     "experiments": {"public", "core", "attention", "flows", "modules", "conversion", "models", "data"},

@@ -5,7 +5,19 @@ from collections.abc import Callable, Iterator
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Progress
 from benchmarks.settings import Settings
-from benchmarks.suites import attention, inference, masks, memory, one_head, operator, peers, scaling, sharp, training
+from benchmarks.suites import (
+    attention,
+    conversion,
+    inference,
+    masks,
+    memory,
+    one_head,
+    operator,
+    peers,
+    scaling,
+    sharp,
+    training,
+)
 
 SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
     "attention": attention.run,
@@ -16,6 +28,7 @@ SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
     "scaling": scaling.run,
     "memory": memory.run,
     "training": training.run,
+    "conversion": conversion.run,
     "operator": operator.run,
     "peers": peers.run,
 }

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinkformers.attention import sinkhorn_attention
+    from sinkformers.conversion import (
+        anneal_tau,
+        set_n_iters,
+        set_tau,
+        to_sinkformer,
+        to_transformer,
+        watch_attention,
+    )
     from sinkformers.core import (
         ConvergenceWarning,
         LimitInfo,
@@ -26,11 +34,17 @@ __all__ = [
     "LimitInfo",
     "MultiheadAttention",
     "Sinkhorn",
+    "anneal_tau",
     "marginal_error",
     "release_workspace",
+    "set_n_iters",
+    "set_tau",
     "sinkhorn",
     "sinkhorn_attention",
     "sinkhorn_limit",
+    "to_sinkformer",
+    "to_transformer",
+    "watch_attention",
 ]
 
 _ROOM = {
@@ -38,11 +52,17 @@ _ROOM = {
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
     "Sinkhorn": "modules",
+    "anneal_tau": "conversion",
     "marginal_error": "core",
     "release_workspace": "core",
+    "set_n_iters": "conversion",
+    "set_tau": "conversion",
     "sinkhorn": "core",
     "sinkhorn_attention": "attention",
     "sinkhorn_limit": "core",
+    "to_sinkformer": "conversion",
+    "to_transformer": "conversion",
+    "watch_attention": "conversion",
 }
 
 

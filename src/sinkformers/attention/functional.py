@@ -88,16 +88,13 @@ def sinkhorn_attention(
         _check_implicit(n_iters, chosen)
     if is_causal:
         _check_causal(attn_mask, n_iters == 1 or softmax)
-    scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else checks.number(CALLER, "scale", scale)
+    scale = _check_scale(scale, query)
     masks = _check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
     if is_causal and n < m:  # the keys after the last query are seen by none
         key, value, m = key[..., :n, :], value[..., :n, :], n
         masks = masks._replace(keys=None if masks.keys is None else masks.keys[..., :n])
     if softmax and backend == "auto":
-        if dropout_p == 0 or chosen != "native":
-            return _softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
-        # On the CPU torch keeps the dropped matrix for backward; the compiled kernel keeps a seed.
-        n_iters, relaxation = 1, 1.0
+        return _softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
     if is_causal:
         masks = masks._replace(entries=with_rank(_triangle(query, key), query.dim()))
     query, key, value = _spread(query, key, value, enable_gqa)
@@ -118,6 +115,7 @@ def attention_with_weights(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     *,
+    scale: float | None = None,
     n_iters: int = 3,
     tau: float | Tensor = 1.0,
     query_mask: Tensor | None = None,
@@ -126,11 +124,12 @@ def attention_with_weights(
     """`sinkhorn_attention` for those who want to see the weights (…, n, m): output and weights, after dropout."""
     query, key, value = _check_tokens(query, key, value, False)
     masks = _check_masks(attn_mask, query_mask, key_mask, torch.Size((*query.shape[:-1], key.shape[-2])))
+    scale = _check_scale(scale, query)
     dtype = working_dtype(query.dtype)
     with without_autocast(query.device):
         who = combine(masks)
         q, k = silence(query.to(dtype), who.queries), silence(key.to(dtype), who.keys)
-        problem = attention_problem(q, k, who, 1 / math.sqrt(max(1, query.shape[-1])), False)
+        problem = attention_problem(q, k, who, scale, False)
         weights = F.dropout(sinkhorn(problem.scores, n_iters=n_iters, tau=tau), dropout_p)
         out = silence(weights @ silence(value.to(dtype), who.keys), who.queries)
     return out.to(query.dtype), weights.to(query.dtype)
@@ -254,6 +253,10 @@ def _check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[T
             f"{tuple(key.shape)} and {tuple(value.shape)}. For grouped heads pass enable_gqa=True."
         ) from None
     return tuple(x.expand(*lead, *x.shape[-2:]) for x in (query, key, value))  # pyright: ignore[reportReturnType]
+
+
+def _check_scale(scale: float | None, query: Tensor) -> float:
+    return 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else checks.number(CALLER, "scale", scale)
 
 
 def _check_groups(query: Tensor, key: Tensor, value: Tensor) -> None:

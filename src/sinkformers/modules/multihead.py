@@ -86,18 +86,30 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask = _merge_masks(attn_mask, key_padding_mask, q, extra, batched)
         keys = None if ignored is None else F.pad(~_as_batch(ignored, batched), (0, extra), value=True)
         queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
-        options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": queries, "key_mask": keys}
-        dropout, weights = self.dropout if self.training else 0.0, None
-        if need_weights:
-            out, weights = attention_with_weights(q, k, v, mask, dropout, **options)
-        else:
-            out = sinkhorn_attention(q, k, v, mask, dropout, **options)
+        out, weights = self._attend(q, k, v, mask, queries, keys, need_weights)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if not batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        queries: Tensor | None,
+        keys: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output and, where asked for, weights, of heads (batch, heads, n, d), in SDPA's conventions."""
+        options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": queries, "key_mask": keys}
+        dropout = self.dropout if self.training else 0.0
+        if need_weights:
+            return attention_with_weights(query, key, value, mask, dropout, **options)
+        return sinkhorn_attention(query, key, value, mask, dropout, **options), None
 
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None

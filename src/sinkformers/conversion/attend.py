@@ -1,0 +1,114 @@
+"""The one place where converted modules attend: settings read, watchers told, what would go wrong refused."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkformers.attention import attention_with_weights, sinkhorn_attention
+from sinkformers.conversion.settings import Settings, is_softmax, relaxation
+from sinkformers.core import sinkhorn
+
+WATCHER = "_sinkhorn_watcher"
+_WARNED = "_sinkhorn_warned"
+
+
+def attend(
+    module: nn.Module,
+    settings: Settings,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Output, and weights where asked for, of heads (batch, heads, n, d); masks as in `sinkhorn_attention`."""
+    _refuse(module, settings, query.shape[-2], key.shape[-2], attn_mask)
+    options: dict[str, Any] = {
+        "scale": scale,
+        "n_iters": settings.n_iters,
+        "tau": relaxation(module, settings),
+        "query_mask": query_mask,
+        "key_mask": key_mask,
+    }
+    watcher = module.__dict__.get(WATCHER)
+    if enable_gqa and (need_weights or watcher is not None):
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        enable_gqa = False
+    if watcher is not None:
+        with torch.no_grad():
+            watcher.see(
+                attention_with_weights(query, key, value, attn_mask, **options)[1], attn_mask, query_mask, key_mask
+            )
+    if need_weights:
+        return attention_with_weights(query, key, value, attn_mask, dropout_p, **options)
+    return sinkhorn_attention(query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa, **options), None
+
+
+def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
+    """Weights of a self-attention's scores (…, n, m), where a model calls SoftMax itself."""
+    n, m = scores.shape[-2:]
+    mask = _seen(scores)
+    _refuse(module, settings, n, m, mask)
+    if n == m:
+        mask = mask & mask.any(-2)[..., None]
+    weights = sinkhorn(scores, n_iters=settings.n_iters, tau=relaxation(module, settings), mask=mask)
+    watcher = module.__dict__.get(WATCHER)
+    if watcher is not None:
+        watcher.see(weights.detach(), mask, None, None)
+    return weights
+
+
+def of_self_attention(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Tensor | None]:
+    """A mask written for SoftMax self-attention, (…, n, m), as the masks of `attend`.
+
+    Such masks speak of keys only. A token that nobody may look at is padding, and must leave as a query too, since its
+    row would stay in the column sums. A boolean mask whose rows are one row expanded is passed on as that row.
+    """
+    if mask is None:
+        return {}
+    mask = mask[(None,) * (query.dim() - mask.dim()) + (...,)]
+    square, n = query.shape[-2] == key.shape[-2], query.shape[-2]
+    if mask.dtype == torch.bool and (mask.shape[-2] == 1 or mask.stride(-2) == 0) and n > 1:
+        keys = mask[..., 0, :]
+        return {"query_mask": keys if square else None, "key_mask": keys}
+    return {"attn_mask": mask, "query_mask": _seen(mask).any(-2) if square and mask.shape[-1] > 1 else None}
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Where a mask, a bias or scores let a query look; the lowest finite numbers stand for minus infinity."""
+    return mask if mask.dtype == torch.bool else mask.detach() > torch.finfo(mask.dtype).min / 2
+
+
+def _refuse(module: nn.Module, settings: Settings, n: int, m: int, mask: Tensor | None) -> None:
+    """A single query is warned of, once. A causal mask that nobody announced is refused; tracing cannot look at it."""
+    if is_softmax(settings):
+        return
+    if n == 1 and m > 1 and not module.__dict__.get(_WARNED):
+        module.__dict__[_WARNED] = True
+        warnings.warn(
+            f"sinkformers: {type(module).__name__} attends with a single query. A doubly stochastic matrix of one row "
+            "is uniform, so from 3 iterations on this is mean pooling, and its queries and keys get no gradient. Leave "
+            "the module out with `select`.",
+            stacklevel=3,
+        )
+    if mask is not None and n == m and not torch.compiler.is_compiling() and _is_causal(mask, n):
+        raise NotImplementedError(
+            f"sinkformers: {type(module).__name__} was given a causal mask. A column sum runs over later queries, so "
+            "earlier outputs would see later tokens. Leave the module out with `select`."
+        )
+
+
+def _is_causal(mask: Tensor, n: int) -> bool:
+    """Whether a mask (…, n, n) hides everything above the diagonal from everyone, and not all below it."""
+    if n == 1 or mask.shape[-2:] != (n, n) or bool(_seen(mask[..., 0, -1]).any()):
+        return False  # nearly always told by the corner alone
+    seen = _seen(mask)
+    return not bool(seen.triu(1).any()) and bool(seen.tril(-1).any())

@@ -1,0 +1,191 @@
+"""`to_sinkformer` and `to_transformer`, and the settings changed afterwards."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+from torch import nn
+
+from sinkformers.conversion.adapter import CONVERT, UNDO, Place, logits_for, undo_of
+from sinkformers.conversion.intercept import CALLS
+from sinkformers.conversion.report import Entry, Report
+from sinkformers.conversion.settings import PARAMETER, check, check_tau, settings_of, with_tau
+from sinkformers.conversion.survey import (
+    ADAPTERS,
+    UNKNOWN,
+    Finding,
+    Select,
+    adapter_of,
+    adopt,
+    apply,
+    check_select,
+    converted,
+    matches,
+    survey,
+)
+from sinkformers.core import checks
+
+Model = TypeVar("Model", bound=nn.Module)
+REPORT = "sinkformer_report"
+
+
+def to_sinkformer(
+    model: Model,
+    n_iters: int = 3,
+    *,
+    tau: float | str = 1.0,
+    select: Select = None,
+    adapter: str | None = None,
+) -> Model:
+    """Turn a model's bidirectional self-attention from SoftMax to Sinkhorn, in place.
+
+    Parameters keep their identity and the state_dict its keys, so optimisers, checkpoints and wrappers go on working.
+    At `n_iters=1` the outputs are those of the original.
+
+    Args:
+        model: torch.nn Transformers, Hugging Face and sentence-transformers models, timm, vit-pytorch, x-transformers,
+            or anything that holds their attention.
+        n_iters: how many normalisations; 1 is SoftMax.
+        tau: from SoftMax (0) to Sinkhorn (1), or `"learned"`: each module then gets a parameter `sinkhorn_tau` with a
+            logit per head, which starts at `tau` = ½.
+        select: which modules: a pattern of their names (`"encoder.layer.5.*"`), or a function of (name, module). A
+            second call may convert others, or change the settings of the same.
+        adapter: the name of one adapter, to ask no other. `"sdpa"` is used only when named: it intercepts every
+            `F.scaled_dot_product_attention` inside the selected modules, or inside those whose `forward` calls it.
+
+    Returns:
+        The model. `model.sinkformer_report` says what was converted, what was not, and why. Causal attention,
+        cross-attention of decoders and pooling with one query stay SoftMax.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
+        >>> encoder = sinkformers.to_sinkformer(torch.nn.TransformerEncoder(layer, 2), n_iters=5)
+        >>> print(encoder.sinkformer_report)
+        2 of 2 attention modules converted
+          layers.0.self_attn [MultiheadAttention] Sinkhorn (torch.nn)
+          layers.1.self_attn [MultiheadAttention] Sinkhorn (torch.nn)
+    """
+    settings = check("to_sinkformer", n_iters, tau)
+    check_select("to_sinkformer", select)
+    adopt(model)
+    findings = survey(model, adapter, select)
+    chosen = [each for each in findings if each.verdict == CONVERT and matches(select, each.place)]
+    if not chosen:
+        raise ValueError(_nothing_to_convert(model, findings))
+    logits = logits_for("to_sinkformer", settings.tau, [each.place for each in chosen])
+    for each in chosen:
+        apply(each, settings, logits[id(each.place.module)])
+    model.__dict__[REPORT] = Report([_entry(each) for each in findings])
+    _finish(model)
+    return model
+
+
+def to_transformer(model: Model) -> Model:
+    """Turn every converted module of a model back to SoftMax, exactly as it was, with the weights it has now.
+
+    The parameters that `tau="learned"` added are removed. A model without converted modules is returned as it is.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> layer = sinkformers.to_sinkformer(torch.nn.MultiheadAttention(16, 4))
+        >>> type(sinkformers.to_transformer(layer))
+        <class 'torch.nn.modules.activation.MultiheadAttention'>
+    """
+    for module in model.modules():
+        if settings_of(module) is None:
+            continue
+        adapter, undo = adapter_of(module), undo_of(module)
+        module._parameters.pop(PARAMETER, None)
+        for name in ("sinkhorn", UNDO):
+            del module.__dict__[name]
+        adapter.restore(module, undo.state)
+    model.__dict__.pop(REPORT, None)
+    _finish(model)
+    return model
+
+
+def set_n_iters(model: nn.Module, n_iters: int, *, select: Select = None) -> None:
+    """Set the number of iterations of the converted modules, all or those that `select` holds.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> layer = sinkformers.to_sinkformer(torch.nn.MultiheadAttention(16, 4))
+        >>> sinkformers.set_n_iters(layer, 21)
+        >>> layer.sinkhorn
+        Settings(n_iters=21, tau=1.0)
+    """
+    n_iters = checks.iterations("set_n_iters", n_iters)
+    for place in converted("set_n_iters", model, select):
+        settings = settings_of(place.module)
+        assert settings is not None
+        place.module.__dict__["sinkhorn"] = replace(settings, n_iters=n_iters)
+    _finish(model)
+
+
+def set_tau(model: nn.Module, tau: float | str, *, select: Select = None) -> None:
+    """Set `tau` of the converted modules, all or those that `select` holds: what an annealing schedule calls each step.
+
+    A module whose `tau` is learned keeps its parameter, which goes on from the number given. `"learned"` gives the
+    parameter to those without.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> layer = sinkformers.to_sinkformer(torch.nn.MultiheadAttention(16, 4), tau="learned")
+        >>> sinkformers.set_tau(layer, 0.25)
+        >>> layer.sinkhorn_tau.sigmoid()
+        tensor([0.2500, 0.2500, 0.2500, 0.2500], grad_fn=<SigmoidBackward0>)
+    """
+    tau = check_tau("set_tau", tau)
+    places = converted("set_tau", model, select)
+    logits = logits_for("set_tau", tau, places)
+    for name, module, _ in places:
+        with_tau("set_tau", name, module, tau, logits[id(module)])
+    report = model.__dict__.get(REPORT)
+    for entry in report.entries if report is not None else []:
+        if entry.adapter is not None:
+            entry.parameter = _parameter(entry.name, model.get_submodule(entry.name))
+    _finish(model)
+
+
+def _entry(finding: Finding) -> Entry:
+    (name, module, _), row, verdict = finding
+    if settings_of(module) is None:
+        return Entry(name, type(module).__name__, None, verdict or "not selected")
+    assert row is not None
+    calls = module.__dict__.get(CALLS, {})
+    return Entry(name, undo_of(module).kind, row.name, "", _parameter(name, module), calls)
+
+
+def _parameter(name: str, module: nn.Module) -> str | None:
+    if PARAMETER not in module._parameters:
+        return None
+    return f"{name}.{PARAMETER}" if name else PARAMETER
+
+
+def _finish(model: nn.Module) -> None:
+    for row in ADAPTERS.values():
+        row.finish(model)
+
+
+def _nothing_to_convert(model: nn.Module, findings: list[Finding]) -> str:
+    kind = type(model).__name__
+    possible = [finding.place for finding in findings if finding.verdict == CONVERT]
+    if possible:
+        names = ", ".join(repr(place.name) for place in possible)
+        return f"to_sinkformer: select holds none of the modules of this {kind} that can be converted: {names}."
+    reasons: dict[str, list[Place]] = {}
+    for finding in findings:
+        reasons.setdefault(finding.verdict, []).append(finding.place)
+    told = "".join(
+        f"\n  {places[0].name or kind} [{type(places[0].module).__name__}]"
+        + (f" and {len(places) - 1} more" if len(places) > 1 else "")
+        + f": {verdict}"
+        for verdict, places in reasons.items()
+    )
+    message = f"to_sinkformer: this {kind} has no bidirectional self-attention that an adapter knows how to convert."
+    if not reasons or UNKNOWN in reasons:
+        told += (
+            "\nIf a module calls F.scaled_dot_product_attention, name it: "
+            'to_sinkformer(model, adapter="sdpa", select=…).'
+        )
+    return message + ("" if reasons else " No attention was found at all.") + told

@@ -1,0 +1,131 @@
+"""Modules that call SoftMax attention themselves: their calls are caught inside their own `forward`, and nowhere else.
+
+A converted module gets a subclass of its class, whose `forward` runs under a `TorchFunctionMode`. Nothing global is
+patched, and nothing outside that `forward` is touched.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sinkformers.conversion.adapter import Place
+from sinkformers.conversion.attend import attend, normalise, of_self_attention
+from sinkformers.conversion.settings import is_softmax, settings_of
+
+CALLS = "_sinkhorn_calls"  # what was met, and how often; the report's own dictionary
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+
+
+class Interception(TorchFunctionMode):
+    """Sends one module's SDPA, and where wanted its SoftMax over the last axis, to Sinkhorn."""
+
+    def __init__(self, module: nn.Module, softmax: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.softmax = softmax
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {} if kwargs is None else kwargs
+        if func is F.scaled_dot_product_attention:
+            return _attention(self.module, *args, **kwargs)
+        if self.softmax and func in _SOFTMAX:
+            return _weights(self.module, func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class Intercepted(nn.Module):
+    """What a converted class has in front of its own; its instances are pickled as those of the original."""
+
+    _sinkhorn_original: type[nn.Module]
+    _sinkhorn_softmax: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with Interception(self, self._sinkhorn_softmax):
+            return super().forward(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, (_, *rest), *state = super().__reduce_ex__(max(2, int(protocol)))
+        return _rebuild, (self._sinkhorn_original, self._sinkhorn_softmax, *rest), *state
+
+
+@functools.cache
+def _intercepted(kind: type[nn.Module], softmax: bool) -> type[nn.Module]:
+    body = {"_sinkhorn_original": kind, "_sinkhorn_softmax": softmax, "__module__": __name__}
+    return type(f"Sinkhorn{kind.__name__}", (Intercepted, kind), body)
+
+
+def _rebuild(kind: type[nn.Module], softmax: bool, *rest: Any) -> nn.Module:
+    module = kind.__new__(kind, *rest)
+    module.__class__ = _intercepted(kind, softmax)
+    return module
+
+
+def catch_attention(place: Place) -> None:
+    """`convert` of an adapter: catch `F.scaled_dot_product_attention`."""
+    _swap(place.module, softmax=False)
+
+
+def catch_softmax(place: Place) -> None:
+    """`convert` of an adapter: catch SoftMax over the last axis as well, where a module writes attention out."""
+    _swap(place.module, softmax=True)
+
+
+def release(module: nn.Module, undo: Any) -> None:
+    """`restore` of an adapter."""
+    kind = type(module)
+    assert issubclass(kind, Intercepted)
+    module.__class__ = kind._sinkhorn_original
+    del module.__dict__[CALLS]
+
+
+def _swap(module: nn.Module, softmax: bool) -> None:
+    module.__class__ = _intercepted(type(module), softmax)
+    module.__dict__[CALLS] = {}
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    settings = settings_of(module)
+    assert settings is not None
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    if is_causal and not is_softmax(settings):
+        _count(module, "causal call left SoftMax")
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if query.is_nested:
+        raise TypeError(f"sinkformers: {type(module).__name__} attends on nested tensors; pad them and pass a mask.")
+    n, m = query.shape[-2], key.shape[-2]
+    _count(module, "attention call" if n == m else "attention call with unequally many queries and keys")
+    if is_causal:
+        attn_mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril()
+    options.update(of_self_attention(attn_mask, query, key), dropout_p=dropout_p)
+    return attend(module, settings, query, key, value, **options)[0]
+
+
+def _weights(
+    module: nn.Module, func: Any, scores: Tensor, dim: int | None = None, *rest: Any, dtype: Any = None, **kwargs: Any
+) -> Tensor:
+    settings = settings_of(module)
+    assert settings is not None
+    if dim not in (-1, scores.dim() - 1) or rest:
+        return func(scores, dim, *rest, dtype=dtype, **kwargs)
+    _count(module, "SoftMax call")
+    return normalise(module, settings, scores if dtype is None else scores.to(dtype))
+
+
+def _count(module: nn.Module, call: str) -> None:
+    if not torch.compiler.is_compiling():  # a counter would be guarded on, and compiled anew at every call
+        calls = module.__dict__[CALLS]
+        calls[call] = calls.get(call, 0) + 1

@@ -1,0 +1,110 @@
+"""Our attention and mask functions in the registries of Hugging Face transformers, under the name "sinkhorn"."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+from sinkformers.conversion.attend import attend, of_self_attention
+from sinkformers.conversion.hugging_face import NAME, from_config, stays_softmax
+from sinkformers.conversion.settings import is_softmax, settings_of
+
+# What may be asked of an attention function beside the masks, and has no definition under Sinkhorn.
+_REFUSED = ("softcap", "s_aux", "sliding_window", "cu_seq_lens_q", "cache")
+
+
+def register() -> None:
+    """Make attn_implementation="sinkhorn" known, with its masks; without the latter, masks would silently be None."""
+    AttentionInterface.register(NAME, sinkhorn_attention_forward)
+    AttentionMaskInterface.register(NAME, sinkhorn_mask)
+
+
+def sinkhorn_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """Boolean masks (batch, 1, n, m), `True` takes part. A causal one is always written out: it must not get lost."""
+    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+
+def sinkhorn_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Output (batch, n, heads, d) and weights, of heads (batch, heads, n, d): the signature that transformers calls.
+
+    Causal and cross-attention run the library's SoftMax attention; a model that has nothing else is refused.
+    """
+    settings = settings_of(module)
+    if settings is None:
+        if is_causal or stays_softmax(module):
+            _refuse_decoder_only(module)
+            options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
+            return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, **options)
+        settings = from_config(module.config)
+        if query.shape[-2] != key.shape[-2] and not is_softmax(settings):
+            raise ValueError(
+                f"sinkformers: {type(module).__name__} looks like cross-attention ({query.shape[-2]} queries, "
+                f'{key.shape[-2]} keys), and attn_implementation="{NAME}" is for self-attention. Load the model '
+                "without it, and choose with to_sinkformer(model, select=…)."
+            )
+    elif is_causal and not is_softmax(settings):
+        raise NotImplementedError(
+            f"sinkformers: {type(module).__name__} was called with is_causal=True, where Sinkhorn would let earlier "
+            "outputs see later tokens. Leave it out with `select`."
+        )
+    for name in _REFUSED:
+        if kwargs.get(name) is not None and not is_softmax(settings):
+            raise NotImplementedError(
+                f"sinkformers: {type(module).__name__} asks for {name}, which Sinkhorn attention has no definition of. "
+                "Load the model plainly: to_sinkformer(model) leaves such modules SoftMax, and says so."
+            )
+    masks = of_self_attention(_four_axes(attention_mask), query, key)
+    if position_bias is not None:
+        mask = masks.get("attn_mask")
+        if mask is None:
+            masks["attn_mask"] = position_bias
+        elif mask.dtype == torch.bool:
+            masks["attn_mask"] = position_bias.masked_fill(~mask, -torch.inf)
+        else:
+            masks["attn_mask"] = position_bias + mask
+    need_weights = bool(kwargs.get("output_attentions"))
+    options: dict[str, Any] = {"scale": scaling, "need_weights": need_weights, **masks}
+    options["enable_gqa"] = key.shape[1] != query.shape[1]
+    out, weights = attend(module, settings, query, key, value, dropout_p=dropout, **options)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _four_axes(mask: Any) -> Tensor | None:
+    """The mask as (batch, heads or 1, n or 1, m); flash attention's has (batch, m)."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise TypeError(
+            f"sinkformers: the attention mask must be a tensor; got {type(mask).__name__}. Load the model with "
+            'attn_implementation="sdpa" before converting it.'
+        )
+    if mask.dim() == 2:
+        return mask.bool()[:, None, None, :]
+    return mask if mask.is_floating_point() else mask.bool()
+
+
+def _refuse_decoder_only(module: nn.Module) -> None:
+    """A causal module whose configuration is that of the whole model, without an encoder to look at."""
+    config: Any = module.config
+    has_encoder = config.is_encoder_decoder or getattr(config, "add_cross_attention", False)
+    if config.base_config_key == "" and not has_encoder and settings_of(module) is None:
+        raise ValueError(
+            f'sinkformers: attn_implementation="{NAME}" was asked of a {config.model_type} model, whose '
+            f"{type(module).__name__} is causal, and which has no bidirectional self-attention. Under a causal mask "
+            "Sinkhorn would let earlier outputs see later tokens. If another part of a larger model was meant, load it "
+            "plainly and use to_sinkformer(model)."
+        )

@@ -1,0 +1,42 @@
+"""`anneal_tau`: from SoftMax to Sinkhorn while a model is fine-tuned."""
+
+from torch import nn
+
+from sinkformers.conversion.convert import set_tau
+from sinkformers.conversion.survey import Select
+from sinkformers.core import checks
+
+CALLER = "anneal_tau"
+
+
+def anneal_tau(
+    model: nn.Module, step: int, n_steps: int, *, start: float = 0.0, end: float = 1.0, select: Select = None
+) -> float:
+    """Set `tau` of a converted model for one step of training: `start` at step 0, `end` from step `n_steps` on.
+
+    Between them it rises linearly. A pretrained model converted at `tau=0` is the original, so fine-tuning sets out
+    from what was learned and arrives at a Sinkformer. The value depends on the step alone, so training can be resumed.
+
+    Args:
+        model: converted by `to_sinkformer`.
+        step: how many steps were taken, from 0 on.
+        n_steps: how many steps it takes from `start` to `end`; 0 is at once.
+        start, end: of `tau`, from 0 (SoftMax) to 1 (Sinkhorn).
+        select: which modules, as in `to_sinkformer`.
+
+    Returns:
+        The value set.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> layer = sinkformers.to_sinkformer(torch.nn.MultiheadAttention(16, 4))
+        >>> [sinkformers.anneal_tau(layer, step, 4) for step in range(6)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    for name, value in (("step", step), ("n_steps", n_steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{CALLER}: {name} must be a whole number ≥ 0; got {value!r}.")
+    start, end = (checks.probability(CALLER, name, value) for name, value in (("start", start), ("end", end)))
+    tau = end if step >= n_steps else start + (end - start) * step / n_steps
+    set_tau(model, tau, select=select)
+    return tau

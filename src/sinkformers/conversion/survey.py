@@ -1,0 +1,128 @@
+"""Every attention module of a model, with the adapter that knows it and the verdict; and how users pick from them."""
+
+import fnmatch
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
+from sinkformers.conversion.hugging_face import HUGGING_FACE
+from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
+from sinkformers.conversion.settings import Settings, assign, settings_of
+from sinkformers.conversion.torch_nn import TORCH
+
+# Asked in this order; the first that knows a module has it.
+TABLE = (TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA)
+ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in TABLE}
+ON_REQUEST = (SDPA.name,)
+
+Select = str | Callable[[str, nn.Module], bool] | None
+
+
+UNKNOWN = "its forward neither is torch's nor takes its function from transformers' attention registry"
+
+
+class Finding(NamedTuple):
+    place: Place
+    adapter: Adapter | None
+    verdict: str  # CONVERT, or why the module stays as it is
+
+
+def adapter_of(module: nn.Module) -> Adapter:
+    """Who converted a module."""
+    return ADAPTERS[undo_of(module).adapter]
+
+
+def survey(model: nn.Module, adapter: str | None, select: Select) -> list[Finding]:
+    """All attention modules, outermost first. Inside one that is known, nothing more is looked for."""
+    if adapter is not None and adapter not in ADAPTERS:
+        raise ValueError(
+            f"to_sinkformer: adapter must be None or one of {', '.join(map(repr, ADAPTERS))}; got {adapter!r}."
+        )
+    rows = [ADAPTERS[adapter]] if adapter else [row for row in ADAPTERS.values() if row.name not in ON_REQUEST]
+    picked = adapter in ON_REQUEST and select is not None
+    findings: list[Finding] = []
+    _look(Place("", model, ()), rows, select if picked else None, findings, set())
+    return findings
+
+
+def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Finding], seen: set[int]) -> bool:
+    """Add what stands at a place or below it; tell whether anything did."""
+    name, module, ancestors = place
+    if id(module) in seen:
+        return False
+    seen.add(id(module))
+    if settings_of(module) is not None:
+        findings.append(Finding(place, adapter_of(module), CONVERT))
+        return True
+    if picked is not None and matches(picked, place) and not any(settings_of(part) for part in module.modules()):
+        findings.append(Finding(place, rows[0], CONVERT))
+        return True
+    for row in rows:
+        verdict = row.recognise(place)
+        if verdict is not None:
+            findings.append(Finding(place, row, verdict))
+            return True
+    below = [
+        _look(Place(f"{name}.{child}" if name else child, part, (*ancestors, module)), rows, picked, findings, seen)
+        for child, part in module.named_children()
+    ]
+    if any(below):
+        return True
+    if re.search(r"Att(entio)?n", type(module).__name__):
+        findings.append(Finding(place, None, UNKNOWN))
+        return True
+    return False
+
+
+def matches(select: Select, place: Place) -> bool:
+    """Whether the user's choice holds a module; without a choice, all are held."""
+    if select is None:
+        return True
+    if isinstance(select, str):
+        return fnmatch.fnmatchcase(place.name, select)
+    return bool(select(place.name, place.module))
+
+
+def check_select(caller: str, select: object) -> None:
+    if select is not None and not isinstance(select, str) and not callable(select):
+        raise TypeError(
+            f'{caller}: select must be a pattern of module names ("encoder.layer.5.*"), a function of (name, module), '
+            f"or None for all; got {type(select).__name__}."
+        )
+
+
+def apply(finding: Finding, settings: Settings, logits: Tensor | None) -> None:
+    """Convert one module, or give new settings to one that is converted."""
+    place, row, _ = finding
+    assert row is not None
+    assign(place.module, settings, logits)
+    if UNDO not in place.module.__dict__:
+        place.module.__dict__[UNDO] = Undo(row.name, type(place.module).__name__, row.convert(place))
+
+
+def adopt(model: nn.Module) -> list[Place]:
+    """All converted modules, those included that attend by Sinkhorn although nobody converted them: now they are."""
+    findings = survey(model, None, None)
+    for finding in findings:
+        module, row = finding.place.module, finding.adapter
+        if finding.verdict == CONVERT and row is not None and settings_of(module) is None:
+            settings = row.implied(module)
+            if settings is not None:
+                apply(finding, settings, None)
+    return [finding.place for finding in findings if settings_of(finding.place.module) is not None]
+
+
+def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
+    """The converted modules that the user's choice holds; refuses to find none."""
+    check_select(caller, select)
+    places = adopt(model)
+    if not places:
+        raise ValueError(f"{caller}: nothing in this {type(model).__name__} is converted. Call to_sinkformer first.")
+    held = [place for place in places if matches(select, place)]
+    if not held:
+        names = ", ".join(repr(place.name) for place in places)
+        raise ValueError(f"{caller}: select={select!r} holds none of the converted modules: {names}.")
+    return held

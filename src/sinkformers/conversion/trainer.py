@@ -1,0 +1,33 @@
+"""`AnnealTau`: the schedule as a callback for the Trainer of Hugging Face transformers."""
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from sinkformers.conversion.schedule import anneal_tau
+from sinkformers.core import checks
+
+
+class AnnealTau(TrainerCallback):
+    """Brings a converted model from SoftMax to Sinkhorn over the first part of a training run.
+
+    Args:
+        fraction: the part of all steps that it takes; 0 is at once, 1 the whole run.
+        start, end: of `tau`.
+
+    Examples:
+        >>> from sinkformers.hf import AnnealTau
+        >>> callbacks = [AnnealTau(fraction=0.5)]  # Trainer(model=to_sinkformer(model), …, callbacks=callbacks)
+    """
+
+    def __init__(self, fraction: float = 0.5, start: float = 0.0, end: float = 1.0) -> None:
+        self.fraction = checks.probability("AnnealTau", "fraction", fraction)
+        self.start = checks.probability("AnnealTau", "start", start)
+        self.end = checks.probability("AnnealTau", "end", end)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        n_steps = round(self.fraction * state.max_steps)
+        anneal_tau(kwargs["model"], state.global_step, n_steps, start=self.start, end=self.end)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step_begin(args, state, control, **kwargs)

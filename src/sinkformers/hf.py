@@ -1,0 +1,14 @@
+"""Hugging Face transformers: importing this module makes `attn_implementation="sinkhorn"` known.
+
+    import sinkformers.hf
+    model = AutoModel.from_pretrained(path, attn_implementation="sinkhorn")  # settings from config.sinkhorn
+
+`AnnealTau` is a callback for the Trainer.
+"""
+
+from sinkformers.conversion.registry import register
+from sinkformers.conversion.trainer import AnnealTau
+
+__all__ = ["AnnealTau"]
+
+register()

@@ -1,0 +1,96 @@
+"""Converted models under torch.compile, DistributedDataParallel, autocast and half precision."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing import assert_close
+
+from sinkformers import set_n_iters, set_tau, to_sinkformer, watch_attention
+
+REAL = torch.arange(7) < torch.tensor([[7], [5], [3]])
+
+
+def encoder(dtype=torch.float64):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0, dtype=dtype)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.25)
+    return model
+
+
+@pytest.mark.parametrize("tau", [1.0, "learned"])
+def test_compiled_whole_with_gradients_and_new_settings(tau):
+    model = to_sinkformer(encoder(), 3, tau=tau)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    for n_iters in (3, 5):
+        set_n_iters(model, n_iters)
+        out = model(x, src_key_padding_mask=~REAL)
+        grads = torch.autograd.grad(out.square().sum(), list(model.parameters()))
+        got = compiled(x, src_key_padding_mask=~REAL)
+        got_grads = torch.autograd.grad(got.square().sum(), list(model.parameters()))
+        assert_close(got, out, atol=1e-12, rtol=0)
+        assert_close(got_grads, grads, atol=1e-10, rtol=0)
+
+
+def test_a_schedule_does_not_recompile_for_ever():
+    model = to_sinkformer(encoder(), 3)
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for step in range(1, 20):  # more than torch's limit of recompilations
+        set_tau(model, step / 20)
+        assert_close(compiled(x), model(x), atol=1e-12, rtol=0)
+
+
+def test_watched_while_compiled():
+    model = to_sinkformer(encoder(), 21)
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    with watch_attention(model) as watch:
+        torch.compile(model, backend="eager")(x)
+    for layer in watch.values():
+        assert_close(layer.calls[0].column_sums, torch.ones(3, 2, 7, dtype=torch.float64), atol=1e-3, rtol=0)
+
+
+def test_distributed_data_parallel(tmp_path):
+    os.environ.update(MASTER_ADDR="127.0.0.1")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = to_sinkformer(encoder(), 5, tau="learned")
+        x = torch.randn(3, 7, 8, dtype=torch.float64)
+        model(x).square().sum().backward()
+        alone = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped(x).square().sum().backward()
+        assert_close([p.grad for p in model.parameters()], alone, atol=1e-12, rtol=0)
+        set_n_iters(wrapped, 1)
+        assert model.layers[0].self_attn.sinkhorn.n_iters == 1
+        del wrapped
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_as_softmax_does(dtype):
+    model, exact = encoder(torch.float32), encoder(torch.float64)
+    exact.load_state_dict(model.state_dict())
+    x = torch.randn(3, 7, 8)
+    errors = []
+    for n_iters in (1, 5):
+        to_sinkformer(model.float(), n_iters)
+        expected = to_sinkformer(exact, n_iters)(x.double())
+        errors.append((model.to(dtype)(x.to(dtype)).double() - expected).abs().max())
+    assert errors[1] < 2 * errors[0]
+
+
+def test_autocast():
+    model = to_sinkformer(encoder(torch.float32), 5)
+    x = torch.randn(3, 7, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(x)
+    # bfloat16 keeps 8 bits; two layers of products of width 8 and 16 on values of order 1
+    assert_close(out.float(), model(x), atol=32 * 2**-8, rtol=0)
