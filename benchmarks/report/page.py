@@ -51,7 +51,10 @@ def _targets(newest: Newest) -> str:
 
 def _table(name: str, found: list[Measurement]) -> str:
     cells = {"memory": tables.memory_cell, "scaling": tables.scaling_cell}
-    return tables.grid(found, lambda m: m.shape, cells.get(name, tables.ratio_cell))
+    line, column = tables.label, tables.shape
+    if name == "conversion":  # many models, few rows
+        line, column = column, line
+    return tables.grid(found, line, column, cells.get(name, tables.ratio_cell))
 
 
 def _pictures(name: str, pictures: dict[str, Path], folder: Path) -> list[str]:

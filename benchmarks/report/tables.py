@@ -28,12 +28,17 @@ def provenance(run: Run) -> str:
     )
 
 
-def grid(found: Sequence[Measurement], column: Callable[[Measurement], str], cell: Callable[[Measurement], str]) -> str:
-    """Rows by columns, in the order of their first appearance; notes under the table say why a row has no number."""
+def grid(
+    found: Sequence[Measurement],
+    line: Callable[[Measurement], str],
+    column: Callable[[Measurement], str],
+    cell: Callable[[Measurement], str],
+) -> str:
+    """Lines by columns, in the order of their first appearance; notes under the table say why a row has no number."""
     found = [m for m in found if m.status != FITTED]
     columns = list(dict.fromkeys(column(m) for m in found))
-    names = list(dict.fromkeys(label(m) for m in found))
-    cells = {(label(m), column(m)): ("–" if m.reason else cell(m)) for m in found}
+    names = list(dict.fromkeys(line(m) for m in found))
+    cells = {(line(m), column(m)): ("–" if m.reason else cell(m)) for m in found}
     body = [[name, *(cells.get((name, head), "") for head in columns)] for name in names]
     kept = [line for line in body if any(text not in ("", "–") for text in line[1:])]
     return "\n\n".join(filter(None, [table(["", *columns], kept), notes(found)])) if kept else notes(found)
@@ -42,6 +47,10 @@ def grid(found: Sequence[Measurement], column: Callable[[Measurement], str], cel
 def label(m: Measurement) -> str:
     name = ROWS[m.row].title if m.row in ROWS else m.row
     return ", ".join(filter(None, [name, f"n_iters {m.n_iters}" if m.n_iters else "", m.variant]))
+
+
+def shape(m: Measurement) -> str:
+    return m.shape
 
 
 def notes(found: Iterable[Measurement]) -> str:

@@ -47,7 +47,7 @@ def test_a_grid_has_rows_by_shapes_and_reasons_below():
         timed("attention", "16 × 512", "native", 0.8, 3),
         missing("attention", "64 × 128", "keops", "not installed", n_iters=3),
     ]
-    text = tables.grid(found, lambda m: m.shape, tables.ratio_cell)
+    text = tables.grid(found, tables.label, tables.shape, tables.ratio_cell)
     lines = text.splitlines()
     assert lines[0] == "|  | 64 × 128 | 16 × 512 |"
     assert lines[3].endswith("n_iters 3 | 0.70 (0.70–0.70) | 0.80 (0.80–0.80) |")
