@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import sinkformers
 import study
 
-PATCH, DIM, DEPTH, HEADS, BATCH, RATE = 4, 64, 4, 4, 100, 1e-3
+PATCH, DIM, DEPTH, HEADS, BATCH, RATE = 7, 64, 4, 4, 100, 1e-3
 EPOCHS, MORE = 3, 1
 ARMS = {**study.ARMS, "last layer, at once": study.Arm({"n_iters": study.N_ITERS, "select": f"*layers.{DEPTH - 1}.*"})}
 FILES = {

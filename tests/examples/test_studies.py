@@ -57,7 +57,7 @@ def test_every_arm_ends_at_its_settings(arm):
     layer = model.encoder.layers[adapt_vit.DEPTH - 1].self_attn
     ends = {"SoftMax": (1, 1.0), "tau learned": (3, "learned"), "tau 0.5": (3, 0.5)}
     assert (layer.sinkhorn.n_iters, layer.sinkhorn.tau) == ends.get(arm, (3, 1.0))
-    assert model(torch.randn(2, 49, 16)).shape == (2, 10)
+    assert model(torch.randn(2, 16, 49)).shape == (2, 10)
 
 
 def test_idx_files_are_read(tmp_path):
