@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
-from sinkformers.attention.functional import refuse_causal
+from sinkformers.attention.arguments import refuse_causal
 from sinkformers.core import checks
 
 CALLER = "MultiheadAttention"

@@ -1,0 +1,136 @@
+"""What a call of attention may look like: tokens, masks and settings, checked and brought into one shape."""
+
+import math
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sinkformers.attention.participants import Masks
+from sinkformers.core import checks
+from sinkformers.core.registration import autocasts
+from sinkformers.core.sinkhorn import with_rank
+
+CALLER = "sinkhorn_attention"
+
+
+def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    for name, tokens in (("query", query), ("key", key), ("value", value)):
+        checks.tensor(CALLER, name, tokens, min_dim=2)
+    if autocasts(query.device):
+        low = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x if x.dtype == torch.float64 else x.to(low) for x in (query, key, value))
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(
+            f"{CALLER}: query, key and value must have one dtype; got {query.dtype}, {key.dtype} and {value.dtype}. "
+            "Convert two of them."
+        )
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"{CALLER}: query (…, n, d) and key (…, m, d) must have the same d; got {tuple(query.shape)} and "
+            f"{tuple(key.shape)}."
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"{CALLER}: key (…, m, d) and value (…, m, e) must have the same m; got {tuple(key.shape)} and "
+            f"{tuple(value.shape)}."
+        )
+    if enable_gqa:
+        _check_groups(query, key, value)
+        return query, key, value
+    if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        return query, key, value
+    try:
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"{CALLER}: the leading axes of query, key and value must broadcast; got {tuple(query.shape)}, "
+            f"{tuple(key.shape)} and {tuple(value.shape)}. For grouped heads pass enable_gqa=True."
+        ) from None
+    return tuple(x.expand(*lead, *x.shape[-2:]) for x in (query, key, value))  # pyright: ignore[reportReturnType]
+
+
+def check_scale(scale: float | None, query: Tensor) -> float:
+    return 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else checks.number(CALLER, "scale", scale)
+
+
+def _check_groups(query: Tensor, key: Tensor, value: Tensor) -> None:
+    shapes = f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
+    if min(x.dim() for x in (query, key, value)) < 3:
+        raise ValueError(f"{CALLER}: enable_gqa=True needs a head axis, (…, heads, n, d); {shapes}")
+    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(f"{CALLER}: with enable_gqa=True the axes before the heads must be equal; {shapes}")
+    if any(x.shape[-3] == 0 or query.shape[-3] % x.shape[-3] for x in (key, value)):
+        raise ValueError(
+            f"{CALLER}: with enable_gqa=True the query's heads must be a multiple of those of key and value; {shapes}"
+        )
+
+
+def spread(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Key and value heads repeated for the query heads that share them."""
+    if enable_gqa:
+        heads = query.shape[-3]
+        key, value = (x.repeat_interleave(heads // x.shape[-3], -3) for x in (key, value))
+    return query, key, value
+
+
+def check_implicit(n_iters: int, backend: str) -> None:
+    if n_iters < 3 or n_iters % 2 == 0:
+        raise ValueError(
+            f'{CALLER}: gradient="implicit" needs an odd n_iters ≥ 3, so that the weights end on rows near the limit; '
+            f'got {n_iters}. gradient="unrolled" takes any.'
+        )
+    if backend == "reference":
+        raise ValueError(f'{CALLER}: backend="reference" has the unrolled gradient only; use backend="torch".')
+
+
+def check_triton(query: Tensor, value: Tensor) -> None:
+    if query.dtype == torch.float64 or max(query.shape[-1], value.shape[-1]) > 256:
+        raise NotImplementedError(
+            f'{CALLER}: backend="triton" serves float16, bfloat16 and float32 with up to 256 features; '
+            f'got {query.dtype} with {query.shape[-1]} and {value.shape[-1]}. backend="torch" serves all.'
+        )
+
+
+def check_causal(attn_mask: Tensor | None, softmax: bool) -> None:
+    if not softmax:
+        refuse_causal(CALLER)
+    if attn_mask is not None:
+        raise ValueError(f"{CALLER}: pass attn_mask or is_causal=True, not both; put the triangle into attn_mask.")
+
+
+def refuse_causal(caller: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{caller}: is_causal=True works with n_iters=1 (SoftMax) only, so far. Plain Sinkhorn under a triangular mask "
+        "leaks and degenerates: a key's column sum runs over later queries, so earlier outputs would see the future, "
+        "and the only doubly stochastic triangular matrix is the identity. A causal definition is to come."
+    )
+
+
+def triangle(query: Tensor, key: Tensor) -> Tensor:
+    return query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+
+
+def check_masks(attn_mask: Any, query_mask: Any, key_mask: Any, shape: torch.Size) -> Masks:
+    """All masks with the rank of the scores `shape` = (…, n, m), or one less."""
+    bias = entries = None
+    if attn_mask is not None:
+        if isinstance(attn_mask, Tensor) and attn_mask.is_floating_point():
+            checks.broadcasts(CALLER, "attn_mask", attn_mask, shape, "(…, n, m)")
+            bias = with_rank(attn_mask, len(shape))
+        else:
+            checks.mask(CALLER, "attn_mask", attn_mask, shape, "(…, n, m)")
+            entries = with_rank(attn_mask, len(shape))
+    queries = _check_token_mask("query_mask", query_mask, shape[:-1])
+    keys = _check_token_mask("key_mask", key_mask, torch.Size((*shape[:-2], shape[-1])))
+    return Masks(bias, entries, queries, keys)
+
+
+def _check_token_mask(name: str, mask: Any, shape: torch.Size) -> Tensor | None:
+    """A mask (batch, n), to which a head axis is added where the tokens (batch, heads, n) have one."""
+    if mask is None:
+        return None
+    if isinstance(mask, Tensor) and 2 <= mask.dim() < len(shape):
+        mask = mask.reshape(*mask.shape[:-1], *(1,) * (len(shape) - mask.dim()), mask.shape[-1])
+    checks.mask(CALLER, name, mask, shape, "the tokens")
+    return with_rank(mask, len(shape))
