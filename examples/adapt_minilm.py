@@ -129,7 +129,7 @@ def train_cell(sets: dict[str, Texts], folder: str, arm: str, seed: int) -> dict
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             rate.step()
-            losses.append(round(float(loss), 4))
+            losses.append(round(loss.item(), 4))
         curve.append(accuracy(model, test))
     result = {"accuracy": curve, "loss": losses, "seconds": time.perf_counter() - started, "tau": study.learned(model)}
     if arm == "SoftMax":
