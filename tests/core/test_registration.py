@@ -1,5 +1,7 @@
 """Calls go straight to the kernels unless somebody watches; whoever watches sees the registered operators."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -17,6 +19,11 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen.add(func.name())
         return func(*args, **(kwargs or {}))
+
+
+class Attend(torch.nn.Module):
+    def forward(self, x):
+        return sinkhorn_attention(x, x, x, n_iters=3)
 
 
 def both(scores, tokens):
@@ -54,6 +61,18 @@ def test_tensors_without_data_are_not_handed_to_kernels(inputs):
     fake = FakeTensorMode().from_tensor(inputs[0].detach())
     assert sinkhorn(fake, n_iters=3).shape == fake.shape
     assert sinkhorn(fake.to("meta"), n_iters=3).is_meta
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_tracing_records_the_operators(inputs):
+    scores, tokens = (x.detach() for x in inputs)
+    traced = torch.jit.trace(lambda x: sinkhorn(x, n_iters=3), torch.randn_like(scores), check_trace=False)
+    assert torch.equal(traced(scores), sinkhorn(scores, n_iters=3))
+    attend = partial(sinkhorn_attention, n_iters=3)
+    traced = torch.jit.trace(lambda x: attend(x, x, x), torch.randn_like(tokens), check_trace=False)
+    assert torch.equal(traced(tokens), attend(tokens, tokens, tokens))
+    exported = torch.export.export(Attend(), (torch.randn_like(tokens),)).module()
+    assert torch.equal(exported(tokens), attend(tokens, tokens, tokens))
 
 
 def test_nothing_is_saved_without_grad(inputs):

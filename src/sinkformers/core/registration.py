@@ -107,6 +107,7 @@ def _watched(tensors: list[Tensor]) -> bool:
     return (
         torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
         or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
         or any(type(tensor) not in _PLAIN or tensor.is_meta for tensor in tensors)
