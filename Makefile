@@ -35,7 +35,7 @@ format: .venv/installed ## let ruff mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: .venv/installed ## every benchmark, then its page (under half an hour on a quiet machine)
+bench: .venv/installed ## every benchmark, then its page (about half an hour on a quiet machine)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks report
 

@@ -9,6 +9,7 @@ the attention differs.
 """
 
 import functools
+import lzma
 import random
 import tarfile
 import time
@@ -62,14 +63,17 @@ def read_imdb(archive: Path) -> dict[str, list[tuple[str, int]]]:
     if not archive.exists():
         raise SystemExit(f"{archive} is missing. --data names the folder that holds imdb/aclImdb_labeled.tar.xz.")
     found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            parts = Path(member.name).parts[-3:]
-            if not member.isfile() or len(parts) != 3 or parts[0] not in found or parts[1] not in ("neg", "pos"):
-                continue
-            file = tar.extractfile(member)
-            assert file is not None
-            found[parts[0]].append((file.read().decode("utf-8"), int(parts[1] == "pos")))
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                parts = Path(member.name).parts[-3:]
+                if not member.isfile() or len(parts) != 3 or parts[0] not in found or parts[1] not in ("neg", "pos"):
+                    continue
+                file = tar.extractfile(member)
+                assert file is not None
+                found[parts[0]].append((file.read().decode("utf-8"), int(parts[1] == "pos")))
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise SystemExit(f"{archive} is damaged or cut short ({error}). Fetch it again.") from None
     if not all(found.values()):
         raise SystemExit(f"{archive} holds no texts under train/neg, train/pos, test/neg and test/pos.")
     return found

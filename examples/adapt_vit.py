@@ -11,6 +11,7 @@ a tenth of the rate, as in the paper's translation experiment; SoftMax does so t
 import functools
 import gzip
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,13 @@ def read_idx(folder: Path, name: str) -> Tensor:
     """The bytes of an idx file, gzipped or not, in their shape."""
     for file, opener in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if file.exists():
-            with opener(file, "rb") as stream:
-                raw = stream.read()
-            sizes = [int.from_bytes(raw[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(raw[3])]
-            return torch.frombuffer(bytearray(raw[4 + 4 * raw[3] :]), dtype=torch.uint8).reshape(sizes)
+            try:
+                with opener(file, "rb") as stream:
+                    raw = stream.read()
+                sizes = [int.from_bytes(raw[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(raw[3])]
+                return torch.frombuffer(bytearray(raw[4 + 4 * raw[3] :]), dtype=torch.uint8).reshape(sizes)
+            except (OSError, EOFError, zlib.error, IndexError, ValueError, RuntimeError) as error:
+                raise SystemExit(f"{file} is no whole idx file ({error}). Fetch it again.") from None
     raise SystemExit(f"{folder} holds neither {name}.gz nor {name}. --data names the folder that holds mnist/.")
 
 

@@ -68,6 +68,11 @@ def test_idx_files_are_read(tmp_path):
         file.write(head + bytes(pixels.flatten().tolist()))
     for name in ("plain", "packed"):
         assert torch.equal(adapt_vit.read_idx(tmp_path, name), pixels)
+    whole = (tmp_path / "packed.gz").read_bytes()
+    for name, part in (("cut.gz", whole[:-9]), ("short", (tmp_path / "plain").read_bytes()[:-1]), ("empty", b"")):
+        (tmp_path / name).write_bytes(part)
+        with pytest.raises(SystemExit, match="is no whole idx file"):
+            adapt_vit.read_idx(tmp_path, name.removesuffix(".gz"))
     with pytest.raises(SystemExit, match=r"neither absent\.gz nor absent"):
         adapt_vit.read_idx(tmp_path, "absent")
 
@@ -87,5 +92,8 @@ def test_imdb_is_read_from_its_archive(tmp_path):
     found = adapt_minilm.read_imdb(archive)
     assert found["train"] == [("aclImdb/train/pos/0_9.txt", 1), ("aclImdb/train/neg/1_2.txt", 0)]
     assert found["test"] == [("aclImdb/test/pos/0_8.txt", 1)]
+    archive.write_bytes(archive.read_bytes()[:-60])
+    with pytest.raises(SystemExit, match="damaged or cut short"):
+        adapt_minilm.read_imdb(archive)
     with pytest.raises(SystemExit, match="is missing"):
         adapt_minilm.read_imdb(tmp_path / "absent.tar.xz")
