@@ -1,0 +1,90 @@
+"""What an experiment is made of: an artefact of the paper has presets, a preset has arms, and an arm and a seed are a cell.
+
+A cell is trained once and kept in a folder of its own. The arms of a preset differ in what `Arm.settings` says, and in
+nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sinkformers.experiments.task import Task
+
+
+class ExperimentError(Exception):
+    """Something its user can change; the message says what, and how."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison. `settings` always holds `n_iters`: 1 is the Transformer."""
+
+    name: str  # names the folder of its cells
+    settings: Mapping[str, Any]
+
+    @property
+    def n_iters(self) -> int:
+        return self.settings["n_iters"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One scale at which an artefact is run."""
+
+    about: str
+    takes: str
+    data: str  # name of the data set; "" where none is read
+    seeds: tuple[int, ...]
+    arms: tuple[Arm, ...]
+    config: Any  # a dataclass of plain values, shared by all arms
+    floor: float | None = None  # the metric that the SoftMax arms must reach before arms are compared
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained and kept as a unit."""
+
+    artefact: str
+    preset: str
+    arm: Arm
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """Where the cell lives, below the output folder."""
+        return Path(self.artefact, self.preset, self.arm.name, f"seed-{self.seed}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished cell as it is read back: `metrics.json` and `run.json` of its folder."""
+
+    metrics: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+    @property
+    def final(self) -> Mapping[str, Any]:
+        """The last epoch."""
+        return self.metrics["epochs"][-1]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A figure or a table of the paper. Without presets it is planned."""
+
+    name: str
+    title: str
+    paper: str  # the paper's number, in words
+    metric: str = "accuracy"  # of epochs[…]["test"]
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    paper_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # arm → {"median": …, "best": …}
+    task: Callable[[Preset, Arm, int, Path | None], Task] | None = None
+    draw: Callable[[list[Record], Path], None] | None = None  # the figure, to a file whose suffix says the format
+
+    @property
+    def planned(self) -> bool:
+        return not self.presets
