@@ -1,6 +1,7 @@
 """`nn.Module` shells of the operator and the attention."""
 
 from sinkformers.modules.multihead import MultiheadAttention
+from sinkformers.modules.self_attention import SelfAttention
 from sinkformers.modules.sinkhorn import Sinkhorn
 
-__all__ = ["MultiheadAttention", "Sinkhorn"]
+__all__ = ["MultiheadAttention", "SelfAttention", "Sinkhorn"]

@@ -1,0 +1,5 @@
+"""The paper's models, each a Transformer at `n_iters=1`."""
+
+from sinkformers.models.vit import ViT
+
+__all__ = ["ViT"]
