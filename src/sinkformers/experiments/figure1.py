@@ -1,6 +1,6 @@
 """Figure 1 of the paper: one set of scores, normalised not at all, over rows, and over rows and columns.
 
-    sinkformers figure normalizations --out figures/normalizations.png
+    sinkformers run figure1 --out runs
 
 Ten points x_i give ten queries W_Q x_i and ten keys W_K x_j in the plane, and the scores C_ij = (W_Q x_i)ᵀ W_K x_j.
 The paper reads three statements off its picture, and they hold here as numbers:
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sinkformers import sinkhorn, sinkhorn_limit
+from sinkformers.experiments.artefact import Artefact, Preset
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,3 +123,24 @@ def _draw_links(axes: Axes, queries: Tensor, keys: Tensor, weights: Tensor) -> N
     axes.set_aspect("equal")
     axes.margins(0.06)
     axes.set_axis_off()
+
+
+def make(folder: Path) -> str:
+    """Draw the figure, as PNG and SVG, and say what each key receives under the three normalisations."""
+    result = run()
+    for suffix in ("png", "svg"):
+        draw(result, folder / f"figure1.{suffix}")
+    lines = ["What each key receives (column sums)", f"{'key':>3}  cluster  K⁰ = exp(C)  K¹ SoftMax  K^∞ Sinkhorn"]
+    for key, (cluster, sums) in enumerate(zip(result.cluster.tolist(), result.column_sums.T.tolist(), strict=True)):
+        unnormalised, softmax, sinkhorn = sums
+        lines.append(f"{key + 1:>3}  {'AB'[cluster]:>7}  {unnormalised:>11.2e}  {softmax:>10.6f}  {sinkhorn:>12.6f}")
+    return "\n".join(lines)
+
+
+FIGURE1 = Artefact(
+    name="figure1",
+    title="Links of K⁰, K¹ and K^∞ between two clouds of ten points",
+    paper="a picture; its points are not published",
+    presets={"paper": Preset("ten points, float64", "seconds", "", (), (), None)},
+    make=make,
+)

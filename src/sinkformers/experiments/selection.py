@@ -1,0 +1,71 @@
+"""Which cells a command asks for: a preset, and what its user picks from it."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+
+from sinkformers.experiments.artefact import Arm, Artefact, Cell, ExperimentError, Preset
+from sinkformers.experiments.catalogue import ARTEFACTS, find
+
+
+def artefact_named(name: str) -> Artefact:
+    found = find(name)
+    if found is None:
+        names = ", ".join(artefact.name for artefact in ARTEFACTS)
+        raise ExperimentError(f"there is no artefact {name!r}. Choose one of {names}; `sinkformers list` describes them.")
+    if found.planned:
+        ready = ", ".join(artefact.name for artefact in ARTEFACTS if not artefact.planned)
+        raise ExperimentError(f"{name} is planned and cannot be run yet. These can: {ready}.")
+    return found
+
+
+def preset_named(artefact: Artefact, name: str) -> Preset:
+    if name not in artefact.presets:
+        known = ", ".join(artefact.presets)
+        raise ExperimentError(f"{artefact.name} has no preset {name!r}. Choose one of {known}.")
+    return artefact.presets[name]
+
+
+def cells(
+    artefact: Artefact,
+    preset_name: str,
+    *,
+    seeds: str | None = None,
+    n_iters: str | None = None,
+    arms: Sequence[str] = (),
+) -> list[Cell]:
+    """The cells of a preset, seed by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`."""
+    preset = preset_named(artefact, preset_name)
+    chosen = preset.arms
+    if n_iters is not None:
+        counts = numbers("--n-iters", n_iters, lowest=1)
+        chosen = tuple({arm.name: arm for count in counts for arm in (_with(arm, count) for arm in chosen)}.values())
+    if arms:
+        kept = [arm for arm in chosen if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in arms)]
+        if not kept:
+            names = ", ".join(arm.name for arm in chosen)
+            raise ExperimentError(f"--arms {' '.join(arms)} holds none of the arms of {preset_name}: {names}.")
+        chosen = tuple(kept)
+    which = preset.seeds if seeds is None else numbers("--seeds", seeds, lowest=0)
+    return [Cell(artefact.name, preset_name, arm, seed) for seed in which for arm in chosen]
+
+
+def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:
+    """`0-2,5` as (0, 1, 2, 5)."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not match or last < first or first < lowest or last - first > 10_000:
+            raise ExperimentError(
+                f"{option} must be whole numbers from {lowest} on, such as {lowest}-4 or {lowest},3,5; got {text!r}."
+            )
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _with(arm: Arm, n_iters: int) -> Arm:
+    """The arm with another number of iterations, which its name ends on."""
+    return Arm(re.sub(r"n-\d+$", f"n-{n_iters}", arm.name), {**arm.settings, "n_iters": n_iters})
