@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sinkformers.cli import figure
+from sinkformers.cli import figure, listing, run
 
 app = typer.Typer(
     name="sinkformers",
@@ -14,6 +14,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("list")(listing.show)
+app.command("run")(run.run)
 app.add_typer(figure.app, name="figure")
 
 

@@ -59,7 +59,7 @@ def _train(
         import tensorboard  # noqa: F401
     except ModuleNotFoundError as missing:
         refuse(f"experiments need {missing.name}; install it with pip install 'sinkformers[experiments]'.")
-    from sinkformers.data import DataError, data_folder
+    from sinkformers.data import DataError
     from sinkformers.experiments import selection
     from sinkformers.experiments.artefact import ExperimentError
     from sinkformers.experiments.display import Display
@@ -67,14 +67,12 @@ def _train(
 
     try:
         artefact = selection.artefact_named(name)
-        preset = selection.preset_named(artefact, preset_name)
         cells = selection.cells(artefact, preset_name, seeds=seeds, n_iters=n_iters, arms=arms)
-        if not preset.arms:
+        if artefact.make is not None:
             return
-        folder = None if preset.data in ("", "digits") else data_folder(data)
         display = Display(quiet=os.environ.get("RANK", "0") != "0")
         options = {"device": device, "precision": precision, "save_every": save_every}
-        elsewhere = train(artefact, preset_name, cells, data=folder, out=out, display=display, **options)
+        elsewhere = train(artefact, preset_name, cells, data=data, out=out, display=display, **options)
         for cell in elsewhere:
             display.say(f"{cell.arm.name}, seed {cell.seed}: another process is training it.")
     except (ExperimentError, DataError) as error:
@@ -105,9 +103,14 @@ def _report(name: str, preset: str, out: Path) -> None:
 
     artefact = selection.artefact_named(name)
     folder = out / name / preset
-    if artefact.make is not None:
-        _make(artefact.make, folder)
-        return
-    from sinkformers.cli.report import report
+    if artefact.make is None:
+        from sinkformers.cli.report import report
 
-    report([folder], out=folder / "report")
+        report([folder], out=folder / "report")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        typer.echo(artefact.make(folder))
+    except OSError as error:
+        refuse(f"cannot write {folder}: {error.strerror or error}. Choose another --out, one that can be written.")
+    typer.echo(f"Drawn to {folder}")

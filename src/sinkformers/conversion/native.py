@@ -40,11 +40,14 @@ def _convert(place: Place) -> None:
 
 def _restore(module: nn.Module, undo: Any) -> None:
     module.__class__ = SelfAttention
-    module.n_iters, module.tau = 1, 1.0
+    module.__dict__.update(n_iters=1, tau=1.0)
 
 
 def _implied(module: nn.Module) -> Settings | None:
-    return Settings(module.n_iters, module.tau) if isinstance(module, SelfAttention) else None
+    if not isinstance(module, SelfAttention):
+        return None
+    assert isinstance(module.tau, float)  # only conversion makes it a tensor
+    return Settings(module.n_iters, module.tau)
 
 
 NATIVE = Adapter("sinkformers", _recognise, _convert, _restore, implied=_implied)

@@ -1,4 +1,4 @@
-"""What an experiment is made of: an artefact of the paper has presets, a preset has arms, and an arm and a seed are a cell.
+"""What an experiment is made of: an artefact has presets, a preset has arms, and an arm and a seed are a cell.
 
 A cell is trained once and kept in a folder of its own. The arms of a preset differ in what `Arm.settings` says, and in
 nothing else.

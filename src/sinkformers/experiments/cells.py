@@ -3,8 +3,8 @@
 The claims of a cell are numbered files, made so that only one process can make a given number; the highest one holds.
 A holder renews the time of its file. A claim has fallen when its process is gone, if it was made on this machine, or
 else when it was not renewed for `LEASE` seconds; whoever makes the next number then holds the cell. A holder that was
-only asleep finds the higher number, or the cell finished, and gives up. Times are compared with that of a file written just now in the same
-folder, so the clocks of the machines need not agree.
+only asleep finds the higher number, or the cell finished, and gives up. Times are compared with that of a file written
+just now in the same folder, so the clocks of the machines need not agree.
 """
 
 from __future__ import annotations

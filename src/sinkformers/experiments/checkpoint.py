@@ -65,7 +65,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
     total = 0
     for name in sorted(tensors):
-        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), total))
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), total))
     return total
 
 

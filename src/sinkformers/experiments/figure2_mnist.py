@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sinkformers.experiments import curves, figure6
+from sinkformers.experiments import figure6
 from sinkformers.experiments.artefact import Arm, Artefact, Preset, Record
 from sinkformers.experiments.task import Recipe
 
@@ -24,6 +24,8 @@ def arms(n_iters: tuple[int, ...]) -> tuple[Arm, ...]:
 
 
 def draw(records: list[Record], file: Path) -> None:
+    from sinkformers.experiments import curves
+
     curves.column_sums(records, file)
 
 
@@ -33,7 +35,12 @@ FIGURE2_MNIST = Artefact(
     paper="most columns drift to 1 (a plot from epoch 1 on)",
     presets={
         "paper": Preset(
-            "one layer, one head, patch 7, 45 epochs", "20 minutes on two cores", "mnist", (0,), arms((1,)), figure6.MNIST
+            "one layer, one head, patch 7, 45 epochs",
+            "20 minutes on two cores",
+            "mnist",
+            (0,),
+            arms((1,)),
+            figure6.MNIST,
         ),
         "small": Preset(
             "as paper, 3 seeds, the Sinkformer beside it",
@@ -49,7 +56,9 @@ FIGURE2_MNIST = Artefact(
             "digits",
             (0,),
             arms((1, figure6.N_ITERS)),
-            replace(figure6.DIGITS, recipe=Recipe(epochs=40, batch=100, rate=2e-3, drops=(30, 36)), dim=64, head_dim=32),
+            replace(
+                figure6.DIGITS, recipe=Recipe(epochs=40, batch=100, rate=2e-3, drops=(30, 36)), dim=64, head_dim=32
+            ),
         ),
     },
     task=figure6.task,

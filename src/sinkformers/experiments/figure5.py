@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sinkformers.data import load_digits, load_dogs_vs_cats
-from sinkformers.experiments import curves
+from sinkformers.data import data_folder, load_digits, load_dogs_vs_cats
 from sinkformers.experiments.artefact import Arm, Artefact, Preset, Record
 from sinkformers.experiments.images import ImageTask, VisionConfig
 from sinkformers.experiments.task import Recipe
@@ -33,21 +32,36 @@ PAPER = VisionConfig(
     crop=(0.08, 1.0),
 )
 SMALL = replace(
-    PAPER, recipe=Recipe(epochs=40, batch=64, rate=5e-4, drops=(34,)), image=64, patch=8, head_dim=16, mlp_dim=256,
+    PAPER,
+    recipe=Recipe(epochs=40, batch=64, rate=5e-4, drops=(34,)),
+    image=64,
+    patch=8,
+    head_dim=16,
+    mlp_dim=256,
     crop=(0.5, 1.0),
 )
 DIGITS = replace(
-    PAPER, recipe=Recipe(epochs=2, batch=64, rate=1e-3), image=8, patch=2, dim=32, depth=2, heads=2, head_dim=16,
-    mlp_dim=32, crop=None,
+    PAPER,
+    recipe=Recipe(epochs=2, batch=64, rate=1e-3),
+    image=8,
+    patch=2,
+    dim=32,
+    depth=2,
+    heads=2,
+    head_dim=16,
+    mlp_dim=32,
+    crop=None,
 )
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
-    images = load_digits() if preset.data == "digits" else load_dogs_vs_cats(data, preset.config.image)
+    images = load_digits() if preset.data == "digits" else load_dogs_vs_cats(data_folder(data), preset.config.image)
     return ImageTask(preset.config.of(arm.settings), seed, images)
 
 
 def draw(records: list[Record], file: Path) -> None:
+    from sinkformers.experiments import curves
+
     curves.learning(records, file)
 
 
@@ -58,7 +72,12 @@ FIGURE5 = Artefact(
     paper_numbers={"n-1": {"median": 0.790, "best": 0.800}, "n-3": {"median": 0.795, "best": 0.805}},
     presets={
         "paper": Preset(
-            "25,000 images at 224 px, depth 6, 8 heads, 300 epochs", "a GPU-day", "dogs-vs-cats", (0, 1, 2, 3, 4), ARMS, PAPER
+            "25,000 images at 224 px, depth 6, 8 heads, 300 epochs",
+            "a GPU-day",
+            "dogs-vs-cats",
+            (0, 1, 2, 3, 4),
+            ARMS,
+            PAPER,
         ),
         "authors": Preset(
             "as paper, at the rate of the authors' code, 3e-5",
@@ -69,8 +88,13 @@ FIGURE5 = Artefact(
             replace(PAPER, recipe=replace(PAPER.recipe, rate=3e-5)),
         ),
         "small": Preset(
-            "10,000 images at 64 px, patch 8, 40 epochs", "about 4 hours on two cores", "dogs-vs-cats", (0, 1, 2), ARMS,
-            SMALL, floor=0.65,
+            "10,000 images at 64 px, patch 8, 40 epochs",
+            "about 4 hours on two cores",
+            "dogs-vs-cats",
+            (0, 1, 2),
+            ARMS,
+            SMALL,
+            floor=0.65,
         ),
         "smoke": Preset("scikit-learn's digits, 2 epochs", "seconds", "digits", (0,), ARMS, DIGITS),
     },

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sinkformers.data import load_digits, load_mnist
-from sinkformers.experiments import curves
+from sinkformers.data import data_folder, load_digits, load_mnist
 from sinkformers.experiments.artefact import Arm, Artefact, Preset, Record
 from sinkformers.experiments.images import ImageTask, VisionConfig
 from sinkformers.experiments.task import Recipe
@@ -34,7 +33,9 @@ MNIST = VisionConfig(
     mlp_dim=0,
     readout="mean",
 )
-DIGITS = replace(MNIST, recipe=Recipe(epochs=3, batch=100, rate=1e-3, drops=(2,)), image=8, patch=2, dim=32, head_dim=16)
+DIGITS = replace(
+    MNIST, recipe=Recipe(epochs=3, batch=100, rate=1e-3, drops=(2,)), image=8, patch=2, dim=32, head_dim=16
+)
 
 
 def arms(patches: tuple[int, ...], rates: tuple[float, ...], tied: int | None = None) -> tuple[Arm, ...]:
@@ -55,11 +56,13 @@ def name(settings: dict[str, Any]) -> str:
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
-    images = load_digits() if preset.data == "digits" else load_mnist(data)
+    images = load_digits() if preset.data == "digits" else load_mnist(data_folder(data))
     return ImageTask(preset.config.of(arm.settings), seed, images)
 
 
 def draw(records: list[Record], file: Path) -> None:
+    from sinkformers.experiments import curves
+
     curves.against(records, file, setting="patch", panels=("tie_qk", "rate"), label="patch size")
 
 

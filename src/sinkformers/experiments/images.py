@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +59,7 @@ class ImageTask:
     @property
     def facts(self) -> dict[str, Any]:
         sizes = {"train": len(self.images.train.labels), "test": len(self.images.test.labels)}
-        return {"data": {"name": self.images.name, **sizes}}
+        return {"config": asdict(self.config), "data": {"name": self.images.name, **sizes}}
 
     def model(self) -> nn.Module:
         config = self.config
@@ -101,7 +101,7 @@ class ImageTask:
             pixels, labels = self._take(test, examples, model)
             logits = model(pixels)
             sums += torch.stack([_hits(logits, labels), F.cross_entropy(logits, labels, reduction="sum")])
-        accuracy, loss = (accelerator.reduce(sums) / len(test.labels)).tolist()
+        accuracy, loss = (torch.as_tensor(accelerator.reduce(sums)) / len(test.labels)).tolist()
         return {"accuracy": accuracy, "loss": loss}
 
     def observe(self, model: nn.Module) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def _train(
     folder = out / cell.folder
     task = artefact.task(preset, cell.arm, cell.seed, data)
     display.begin(f"{cell.arm.name}, seed {cell.seed}", task.recipe.epochs)
-    identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), "config": asdict(preset.config)}
+    identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
     log = _Log(folder, accelerator.is_main_process)
 
     def epoch(record: dict[str, Any], seconds: float) -> None:
@@ -100,7 +99,6 @@ def _train(
         "arm": cell.arm.name,
         "metric": artefact.metric,
         **identity,
-        **task.facts,
         "parameters": sum(parameter.numel() for parameter in done.model.parameters()),
         "epochs": done.epochs,
     }

@@ -14,7 +14,9 @@ def artefact_named(name: str) -> Artefact:
     found = find(name)
     if found is None:
         names = ", ".join(artefact.name for artefact in ARTEFACTS)
-        raise ExperimentError(f"there is no artefact {name!r}. Choose one of {names}; `sinkformers list` describes them.")
+        raise ExperimentError(
+            f"there is no artefact {name!r}. Choose one of {names}; `sinkformers list` describes them."
+        )
     if found.planned:
         ready = ", ".join(artefact.name for artefact in ARTEFACTS if not artefact.planned)
         raise ExperimentError(f"{name} is planned and cannot be run yet. These can: {ready}.")

@@ -43,7 +43,7 @@ class Task(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the record says of the cell beside its settings: the data and its sizes."""
+        """What the record says of the cell beside its settings: `config`, and the data with its sizes."""
         ...
 
     def model(self) -> nn.Module:

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +49,7 @@ class Training:
     ) -> None:
         """`identity` holds the seed, and all else that tells this cell from others."""
         self.task, self.folder, self.accelerator, self.hooks = task, folder, accelerator, hooks
-        self.identity = {**identity, "recipe": asdict(task.recipe), "precision": accelerator.mixed_precision}
+        self.identity = {**identity, "precision": accelerator.mixed_precision}
         seed = identity["seed"]
         set_seed(seed)
         model = task.model().to(accelerator.device)
@@ -95,7 +94,7 @@ class Training:
                 self._save()
                 saved = time.monotonic()
         total = sum(self.task.weight(batch) for batch in batches)
-        sums = {name: self.accelerator.reduce(value) for name, value in self.sums.items()}
+        sums = {name: torch.as_tensor(self.accelerator.reduce(value)) for name, value in self.sums.items()}
         self.epoch, self.step, self.sums = epoch, 0, {}
         self.seconds.append(self.spent)
         self.spent = 0.0
@@ -136,7 +135,10 @@ class Training:
         return bool(broadcast_object_list([wish])[0])
 
     def _save(self) -> None:
-        each = {"generator": torch.get_rng_state(), **{f"sums.{name}": value.cpu() for name, value in self.sums.items()}}
+        each = {
+            "generator": torch.get_rng_state(),
+            **{f"sums.{name}": value.cpu() for name, value in self.sums.items()},
+        }
         if self.accelerator.device.type == "cuda":
             each["device_generator"] = torch.cuda.get_rng_state()
         every = gather_object([each])
@@ -170,9 +172,7 @@ class Training:
         inner = getattr(self.optimiser, "optimizer", self.optimiser)
         checkpoint.restore_optimiser(inner, checkpoint.part(tensors, "optimiser."))
         own = checkpoint.part(tensors, f"process.{self.accelerator.process_index}.")
-        self.sums = {
-            name: value.to(self.accelerator.device) for name, value in checkpoint.part(own, "sums.").items()
-        }
+        self.sums = {name: value.to(self.accelerator.device) for name, value in checkpoint.part(own, "sums.").items()}
         torch.set_rng_state(own["generator"])
         if self.accelerator.device.type == "cuda":
             torch.cuda.set_rng_state(own["device_generator"])
@@ -216,4 +216,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(part) for part in value]
     return value
-
