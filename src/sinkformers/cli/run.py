@@ -86,7 +86,7 @@ def _side_by_side(jobs: int) -> None:
     words = sys.argv[1:]
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "SINKFORMERS_WORKER": "1"}
-    command = [sys.executable, "-m", "sinkformers", *words, "--jobs", "1"]
+    command = [sys.executable, "-m", "sinkformers.cli", *words, "--jobs", "1"]
     workers = [subprocess.Popen(command, env=environment) for _ in range(jobs)]
     try:
         codes = [worker.wait() for worker in workers]
