@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sinkformers.cli import figure, listing, run
+from sinkformers.cli import figure, listing, report, run
 
 app = typer.Typer(
     name="sinkformers",
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command("list")(listing.show)
 app.command("run")(run.run)
+app.command()(report.report)
 app.add_typer(figure.app, name="figure")
 
 

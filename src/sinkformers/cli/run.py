@@ -106,7 +106,7 @@ def _report(name: str, preset: str, out: Path) -> None:
     if artefact.make is None:
         from sinkformers.cli.report import report
 
-        report([folder], out=folder / "report")
+        report([folder])
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)

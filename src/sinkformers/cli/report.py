@@ -1,0 +1,99 @@
+"""`sinkformers report`: what the finished cells of some folders come to, in the terminal and as a page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sinkformers.cli.refusal import refuse
+
+if TYPE_CHECKING:
+    from sinkformers.experiments.artefact import Artefact
+    from sinkformers.experiments.summary import Summary
+
+WIDE = 400
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Folders with cells: an output folder, an artefact, a preset, or one cell.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where the folder report/ goes; the first DIR unless told."),
+    ] = None,
+) -> None:
+    """Tables of all finished runs beside the paper's numbers, and a page with figures that opens offline."""
+    _need_libraries()
+    from sinkformers.experiments import page, records
+    from sinkformers.experiments.artefact import ExperimentError
+    from sinkformers.experiments.summary import summarise
+
+    target = (out or folders[0]) / "report"
+    try:
+        found = records.find(folders)
+        if not found.records:
+            refuse(_nothing(folders, len(found.unfinished)))
+        summaries = summarise(found, _artefact)
+        for summary in summaries:
+            _print(summary)
+        written = page.write(summaries, target)
+    except ExperimentError as error:
+        refuse(str(error))
+    except OSError as error:
+        refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another --out.")
+    typer.echo(f"Written to {written}")
+
+
+def _need_libraries() -> None:
+    from importlib import import_module
+
+    for name in ("matplotlib", "jinja2"):
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            refuse(f"reports need {name}; install it with pip install 'sinkformers[cli]'.")
+
+
+def _nothing(folders: list[Path], unfinished: int) -> str:
+    begun = {0: "and no cell is running", 1: "one is unfinished"}.get(unfinished, f"{unfinished} are unfinished")
+    return f"{', '.join(map(str, folders))} holds no finished cell, {begun}; a report needs one at least."
+
+
+def _artefact(name: str) -> Artefact | None:
+    from importlib import import_module
+
+    try:
+        catalogue = import_module("sinkformers.experiments.catalogue")
+    except ModuleNotFoundError:
+        return None
+    return catalogue.find(name)
+
+
+def _print(summary: Summary) -> None:
+    from rich.console import Console
+
+    from sinkformers.experiments import tables, words
+
+    # A pipe has no edge to fold lines at.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    where = f"{summary.artefact.title}, {summary.preset}"
+    printed = {
+        f"test {summary.metric}": tables.results(summary),
+        "all runs": tables.runs(summary),
+        "time and attention": tables.costs(summary),
+    }
+    for about, table in printed.items():
+        if table.rows and len(table.headings) > 1:
+            console.print(tables.terminal(table, f"{where}: {about}"))
+    for sentence in (words.finding(summary), *words.notes(summary)):
+        typer.echo(sentence)
+    typer.echo()

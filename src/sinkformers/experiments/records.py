@@ -1,0 +1,146 @@
+"""Cells read back from their folders: what is finished, and the names of those that are not.
+
+A cell is a folder `<artefact>/<preset>/<arm>/seed-<k>`; it is finished when it holds `metrics.json`. `find` takes any
+folder at or above cells: an output folder, an artefact, a preset, an arm, or a single cell.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sinkformers.experiments.artefact import ExperimentError, Record
+from sinkformers.experiments.comparison import order
+
+CELL = re.compile(r"seed-(\d+)")
+NAMES = ("artefact", "preset", "arm", "metric")
+
+
+@dataclass(frozen=True, order=True)
+class Unfinished:
+    """A cell without `metrics.json`: `epochs` of it are in its log."""
+
+    artefact: str
+    preset: str
+    arm: str
+    seed: int
+    epochs: int = 0
+
+    @property
+    def cell(self) -> tuple[str, str, str, int]:
+        return self.artefact, self.preset, self.arm, self.seed
+
+
+@dataclass(frozen=True)
+class Found:
+    """All cells below some folders; the records are sorted by artefact, preset, settings and seed."""
+
+    records: tuple[Record, ...]
+    unfinished: tuple[Unfinished, ...]
+
+
+def find(folders: Iterable[Path]) -> Found:
+    """Read every cell at or below `folders`. The same cell twice is one, unless its metrics differ."""
+    finished: dict[tuple[str, str, str, int], tuple[Path, Record]] = {}
+    unfinished: dict[tuple[str, str, str, int], Unfinished] = {}
+    for folder in _cells(folders):
+        if not (folder / "metrics.json").exists():
+            begun = _unfinished(folder)
+            unfinished[begun.cell] = max(begun, unfinished.get(begun.cell, begun))
+            continue
+        record = read(folder)
+        first, known = finished.setdefault(cell(record), (folder, record))
+        if json.dumps(known.metrics, sort_keys=True) != json.dumps(record.metrics, sort_keys=True):
+            raise ExperimentError(
+                f"{first / 'metrics.json'} and {folder / 'metrics.json'} are the same cell with different results; "
+                "report on one of them at a time."
+            )
+    records = sorted((record for _, record in finished.values()), key=_order)
+    return Found(tuple(records), tuple(sorted(unfinished[name] for name in unfinished.keys() - finished.keys())))
+
+
+def read(folder: Path) -> Record:
+    """A finished cell. `run.json` may be missing: then nothing is known of its machine and its time."""
+    file = folder / "metrics.json"
+    metrics = _json(file)
+    fault = _fault(metrics)
+    if fault:
+        raise ExperimentError(f"{file} is no record of a cell: {fault}. Delete it and train the cell again.")
+    run = _json(folder / "run.json") if (folder / "run.json").exists() else {}
+    return Record(metrics, run)
+
+
+def cell(record: Record) -> tuple[str, str, str, int]:
+    """What makes two records the same cell."""
+    metrics = record.metrics
+    return metrics["artefact"], metrics["preset"], metrics["arm"], metrics["seed"]
+
+
+def value(record: Record) -> float:
+    """The final value of the record's metric; NaN where training diverged."""
+    final = number(record.final["test"], record.metrics["metric"])
+    assert final is not None
+    return final
+
+
+def number(values: Mapping[str, Any] | None, name: str) -> float | None:
+    """`values[name]`, or None where nothing was measured; a null is a NaN that JSON could not hold."""
+    if not values or name not in values:
+        return None
+    return math.nan if values[name] is None else float(values[name])
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+    artefact, preset, arm, seed = cell(record)
+    return artefact, preset, order(record.metrics["settings"]), arm, seed
+
+
+def _cells(folders: Iterable[Path]) -> list[Path]:
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            reason = "is not a folder" if folder.exists() else "does not exist"
+            raise ExperimentError(f"{folder} {reason}; name a folder that holds cells.")
+        below = (path for path in folder.rglob("seed-*") if path.is_dir())
+        found += sorted(path for path in [folder.resolve(), *below] if CELL.fullmatch(path.name))
+    return found
+
+
+def _unfinished(folder: Path) -> Unfinished:
+    artefact, preset, arm, seed = ("", "", "", *folder.resolve().parts)[-4:]
+    log = folder / "log.jsonl"
+    # A line that is being written has no end yet.
+    epochs = log.read_bytes().count(b"\n") if log.exists() else 0
+    return Unfinished(artefact, preset, arm, int(seed.removeprefix("seed-")), epochs)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExperimentError(f"{file} cannot be read: {error}. Mend it, or delete it and train again.") from error
+    if not isinstance(content, dict):
+        raise ExperimentError(f"{file} is damaged: it must hold an object. Delete it and train again.")
+    return content
+
+
+def _fault(metrics: Mapping[str, Any]) -> str | None:
+    for name in NAMES:
+        if not isinstance(metrics.get(name), str):
+            return f'"{name}" must be a string, got {metrics.get(name)!r}'
+    if not isinstance(metrics.get("seed"), int):
+        return f'"seed" must be a whole number, got {metrics.get("seed")!r}'
+    settings, epochs = metrics.get("settings"), metrics.get("epochs")
+    if not isinstance(settings, dict) or not isinstance(settings.get("n_iters"), int):
+        return '"settings" must hold a whole number "n_iters"'
+    if not isinstance(epochs, list) or not epochs or not all(isinstance(epoch, dict) for epoch in epochs):
+        return '"epochs" must be a list with at least one epoch'
+    test = epochs[-1].get("test")
+    if not isinstance(test, dict) or not isinstance(test.get(metrics["metric"], ""), int | float | None):
+        return f"its last epoch holds no test {metrics['metric']}"
+    return None

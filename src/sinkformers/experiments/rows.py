@@ -1,0 +1,124 @@
+"""What the runs of one arm come to."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sinkformers.experiments.artefact import Record
+from sinkformers.experiments.records import number, value
+
+LOWER_IS_BETTER = {"loss", "perplexity", "error"}
+PLACE = ("machine", "device", "precision", "processes", "threads")  # what must agree before times are compared
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer after training: medians over runs of what its columns receive, the worst run of its marginals."""
+
+    name: str
+    gap: float | None
+    within: float | None
+    row_error: float | None
+    column_error: float | None
+
+    @property
+    def error(self) -> float | None:
+        return max((each for each in (self.row_error, self.column_error) if each is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm: the final value of each of its runs by seed, and what they come to. A run that diverged is the worst."""
+
+    arm: str
+    settings: Mapping[str, Any]
+    values: Mapping[int, float]
+    median: float
+    mean: float
+    best: float
+    worst: float
+    seconds: float | None  # an epoch
+    gap: float | None
+    layers: tuple[Layer, ...]
+    overhead: float | None = None  # seconds as a multiple of the SoftMax arm's
+    paper: Mapping[str, float] = field(default_factory=dict)
+    below_floor: bool = False
+
+    @property
+    def n_iters(self) -> int:
+        return self.settings["n_iters"]
+
+    @property
+    def error(self) -> float | None:
+        """The worst marginal error of a layer."""
+        return max((layer.error for layer in self.layers if layer.error is not None), default=None)
+
+
+def row(arm: str, runs: Sequence[Record], metric: str) -> Row:
+    """All runs of an arm, none left out."""
+    lower = metric in LOWER_IS_BETTER
+    diverged = math.inf if lower else -math.inf
+    values = [diverged if math.isnan(value(run)) else value(run) for run in runs]
+    return Row(
+        arm=arm,
+        settings=runs[0].metrics["settings"],
+        values={run.metrics["seed"]: final for run, final in zip(runs, values, strict=True)},
+        median=statistics.median(values),
+        mean=statistics.fmean(values),
+        best=min(values) if lower else max(values),
+        worst=max(values) if lower else min(values),
+        seconds=seconds_per_epoch(runs),
+        gap=_over(statistics.median, [run.final.get("columns") or {} for run in runs], "gap"),
+        layers=_layers(runs),
+    )
+
+
+def seconds_per_epoch(runs: Iterable[Record]) -> float | None:
+    """The median over all epochs of all runs."""
+    seconds = [each for run in runs for each in run.run.get("seconds_per_epoch") or []]
+    return statistics.median(seconds) if seconds else None
+
+
+def overhead(softmax: Sequence[Record], sinkformer: Sequence[Record]) -> float | None:
+    """An epoch of the Sinkformer as a multiple of one of SoftMax, both timed in one place; of several, the median."""
+    ratios = []
+    for place in {_place(run) for run in softmax} & {_place(run) for run in sinkformer}:
+        ours, theirs = (
+            seconds_per_epoch(run for run in runs if _place(run) == place) for runs in (sinkformer, softmax)
+        )
+        if ours and theirs:
+            ratios.append(ours / theirs)
+    return statistics.median(ratios) if ratios else None
+
+
+def _place(run: Record) -> str:
+    return repr([run.run.get(name) for name in PLACE])
+
+
+def _layers(runs: Iterable[Record]) -> tuple[Layer, ...]:
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        for layer in run.final.get("layers") or []:
+            by_name.setdefault(str(layer.get("name", "")), []).append(layer)
+    return tuple(
+        Layer(
+            name,
+            gap=_over(statistics.median, each, "gap"),
+            within=_over(statistics.median, each, "within_0.1"),
+            row_error=_over(max, each, "row_error"),
+            column_error=_over(max, each, "column_error"),
+        )
+        for name, each in by_name.items()
+    )
+
+
+def _over(fold: Callable[[list[float]], float], measured: Iterable[Mapping[str, Any]], name: str) -> float | None:
+    """`fold` of what is there under `name`; one NaN makes NaN, wherever it stands."""
+    present = [each for each in (number(each, name) for each in measured) if each is not None]
+    if not present:
+        return None
+    return math.nan if any(map(math.isnan, present)) else fold(present)

@@ -1,0 +1,132 @@
+"""A summary in sentences: what was found, and what must be known before it is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+
+from sinkformers.experiments.comparison import side
+from sinkformers.experiments.rows import LOWER_IS_BETTER, Row
+from sinkformers.experiments.summary import Summary
+
+STATISTICS = {"median", "mean", "best", "worst"}
+
+
+def amount(metric: str, value: float, digits: int = 2) -> str:
+    """A value of a metric as it is printed: shares in per cent."""
+    if math.isinf(value) or math.isnan(value):
+        return "diverged"
+    if metric == "accuracy":
+        return f"{value:.{digits}%}"
+    return f"{value:.2f}" if metric == "bleu" else f"{value:.4g}"
+
+
+def paper_numbers(metric: str, numbers: Mapping[str, float]) -> str:
+    """The paper's numbers for one arm: median 79.0%, best 80.0%."""
+    return ", ".join(
+        f"{name} {amount(metric, value, digits=1) if name in STATISTICS else f'{value:.4g}'}"
+        for name, value in numbers.items()
+    )
+
+
+def finding(summary: Summary) -> str:
+    """What our runs say about arms that differ in n_iters only."""
+    pairs = [(softmax, sinkformer) for softmax, sinkformer in summary.pairs if not softmax.below_floor]
+    if not summary.rows:
+        return "No cell is finished yet."
+    if not pairs and summary.pairs:
+        return "The arms are not comparable yet: no SoftMax arm reaches the floor."
+    if not pairs:
+        return (
+            "Nothing can be compared yet: it takes a SoftMax arm and a Sinkformer arm whose other settings are equal."
+        )
+    if len(pairs) == 1:
+        return f"Median test {summary.metric}: {'; '.join(_with_spread(summary.metric, each) for each in pairs[0])}."
+    better, worse, apart = _tally(summary.metric, pairs)
+    said = (
+        f"Of {len(pairs)} comparisons with SoftMax the Sinkformer has the better median test {summary.metric} in "
+        f"{better}, the worse in {worse}, the same in {len(pairs) - better - worse}."
+    )
+    if any(len(row.values) == 1 for pair in pairs for row in pair):
+        return said
+    return f"{said} In {apart} of them every run of one arm is better than every run of the other."
+
+
+def notes(summary: Summary) -> list[str]:
+    """What a reader of the table must know, most important first."""
+    return [*_floor(summary), *_missing(summary), *_drift(summary), *_one_run(summary), *_paper_only(summary)]
+
+
+def _with_spread(metric: str, row: Row) -> str:
+    low, high = (amount(metric, each) for each in sorted((row.best, row.worst)))
+    runs = f"{len(row.values)} runs, {low} to {high}" if len(row.values) > 1 else "1 run"
+    return f"{side(row.n_iters)} {amount(metric, row.median)} ({runs})"
+
+
+def _tally(metric: str, pairs: Iterable[tuple[Row, Row]]) -> tuple[int, int, int]:
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    better = worse = apart = 0
+    for softmax, sinkformer in pairs:
+        better += sign * sinkformer.median > sign * softmax.median
+        worse += sign * sinkformer.median < sign * softmax.median
+        apart += sign * sinkformer.worst > sign * softmax.best or sign * softmax.worst > sign * sinkformer.best
+    return better, worse, apart
+
+
+def _floor(summary: Summary) -> list[str]:
+    missed = [row for row in summary.rows if row.below_floor]
+    if not missed or summary.floor is None:
+        return []
+    arms = ", ".join(f"{row.arm} (median {amount(summary.metric, row.median)})" for row in missed)
+    return [
+        f"Not comparable yet: SoftMax must reach a test {summary.metric} of {amount(summary.metric, summary.floor)} "
+        f"before arms are compared, and these do not: {arms}."
+    ]
+
+
+def _missing(summary: Summary) -> list[str]:
+    found = []
+    if summary.unfinished:
+        cells = ", ".join(
+            f"{each.arm} seed {each.seed} ({_count(each.epochs, 'epoch')} done)" for each in summary.unfinished
+        )
+        found.append(f"Unfinished and not in the numbers: {cells}.")
+    if summary.not_begun:
+        seeds: dict[str, list[str]] = {}
+        for arm, seed in summary.not_begun:
+            seeds.setdefault(arm, []).append(str(seed))
+        cells = ", ".join(f"{arm} seed {' '.join(each)}" for arm, each in seeds.items())
+        found.append(f"Not begun: {_count(len(summary.not_begun), 'cell')} of this preset ({cells}).")
+    return found
+
+
+def _drift(summary: Summary) -> list[str]:
+    """The cells of a preset share their config and their data; where they do not, arms differ in more than settings."""
+    found = []
+    for part in ("config", "data"):
+        values: dict[str, set[str]] = {}
+        for record in summary.records:
+            for name, value in (record.metrics.get(part) or {}).items():
+                values.setdefault(name, set()).add(json.dumps(value, ensure_ascii=False))
+        differing = [f"{name} ({', '.join(sorted(each))})" for name, each in values.items() if len(each) > 1]
+        if differing:
+            found.append(f"The cells do not share their {part}: {'; '.join(differing)}.")
+    return found
+
+
+def _one_run(summary: Summary) -> list[str]:
+    if summary.rows and max(len(row.values) for row in summary.rows) == 1:
+        return ["One run an arm: nothing here says how far runs spread."]
+    return []
+
+
+def _paper_only(summary: Summary) -> list[str]:
+    if not summary.paper:
+        return []
+    numbers = "; ".join(f"{name}: {paper_numbers(summary.metric, each)}" for name, each in summary.paper.items())
+    return [f"The paper's numbers that belong to no single arm here: {numbers}."]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
