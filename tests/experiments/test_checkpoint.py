@@ -68,7 +68,9 @@ try:
 except ExperimentError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
     assert "File too large. What was saved before is untouched" in said, errno.EFBIG
     assert (tmp_path / "x").read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["x"]

@@ -9,10 +9,7 @@ from sinkformers.experiments import selection
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.catalogue import ARTEFACTS
 
-NAMES = (
-    "figure1 figure2-mnist figure2-points figure2-translation table1-set table1-pct figure3 figure4 table2 figure5 "
-    "figure6 theory"
-).split()
+NAMES = ["figure1", "figure2-mnist", "figure2-points", "figure2-translation", "table1-set", "table1-pct", "figure3", "figure4", "table2", "figure5", "figure6", "theory"]
 
 
 def test_every_artefact_of_the_paper_is_listed():
@@ -66,7 +63,10 @@ def test_other_counts_of_iterations_make_other_arms():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: selection.artefact_named("figure7"), r"there is no artefact 'figure7'. Choose one of figure1, figure2-"),
+        (
+            lambda: selection.artefact_named("figure7"),
+            r"there is no artefact 'figure7'. Choose one of figure1, figure2-",
+        ),
         (lambda: selection.artefact_named("table2"), r"table2 is planned and cannot be run yet. These can: figure1, "),
         (
             lambda: selection.cells(selection.artefact_named("figure6"), "large"),

@@ -99,9 +99,7 @@ def test_stopped_at_any_step_it_comes_to_the_same_bits(tmp_path, stop_after):
 
 
 def test_seeds_seed_and_differ(tmp_path):
-    first, again, other = (
-        train(ToyTask(seed), tmp_path, seed=seed, save_every=1e9).epochs for seed in (0, 0, 1)
-    )
+    first, again, other = (train(ToyTask(seed), tmp_path, seed=seed, save_every=1e9).epochs for seed in (0, 0, 1))
     assert first == again
     assert first != other
 
@@ -136,7 +134,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     tensors, state = checkpoint.read(tmp_path / CHECKPOINT)
     tensors["model.head.weight"] = torch.zeros(9, 6)
     checkpoint.write(tmp_path / CHECKPOINT, tensors, state)
-    with pytest.raises(ExperimentError, match=r"belongs to another model: head.weight is \(9, 6\) there and \(2, 6\) here"):
+    with pytest.raises(
+        ExperimentError, match=r"belongs to another model: head.weight is \(9, 6\) there and \(2, 6\) here"
+    ):
         train(ToyTask(), tmp_path)
 
 

@@ -10,10 +10,9 @@ token and with mean pooling, and the Sinkformer stands beside it.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from sinkformers.experiments import figure6
-from sinkformers.experiments.artefact import Arm, Artefact, Preset, Record
+from sinkformers.experiments.artefact import Arm, Artefact, Preset
 from sinkformers.experiments.task import Recipe
 
 
@@ -21,12 +20,6 @@ def arms(n_iters: tuple[int, ...]) -> tuple[Arm, ...]:
     return tuple(
         Arm(f"{readout}-n-{n}", {"readout": readout, "n_iters": n}) for readout in ("cls", "mean") for n in n_iters
     )
-
-
-def draw(records: list[Record], file: Path) -> None:
-    from sinkformers.experiments import curves
-
-    curves.column_sums(records, file)
 
 
 FIGURE2_MNIST = Artefact(
@@ -62,5 +55,4 @@ FIGURE2_MNIST = Artefact(
         ),
     },
     task=figure6.task,
-    draw=draw,
 )

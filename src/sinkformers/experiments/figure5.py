@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sinkformers.data import data_folder, load_digits, load_dogs_vs_cats
-from sinkformers.experiments.artefact import Arm, Artefact, Preset, Record
+from sinkformers.experiments.artefact import Arm, Artefact, Preset
 from sinkformers.experiments.images import ImageTask, VisionConfig
 from sinkformers.experiments.task import Recipe
 
@@ -59,12 +59,6 @@ def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     return ImageTask(preset.config.of(arm.settings), seed, images)
 
 
-def draw(records: list[Record], file: Path) -> None:
-    from sinkformers.experiments import curves
-
-    curves.learning(records, file)
-
-
 FIGURE5 = Artefact(
     name="figure5",
     title="Cats and dogs: a ViT and its Sinkformer",
@@ -99,5 +93,4 @@ FIGURE5 = Artefact(
         "smoke": Preset("scikit-learn's digits, 2 epochs", "seconds", "digits", (0,), ARMS, DIGITS),
     },
     task=task,
-    draw=draw,
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkformers.data import data_folder, load_digits, load_mnist
-from sinkformers.experiments.artefact import Arm, Artefact, Preset, Record
+from sinkformers.experiments.artefact import Arm, Artefact, Preset
 from sinkformers.experiments.images import ImageTask, VisionConfig
 from sinkformers.experiments.task import Recipe
 
@@ -60,12 +60,6 @@ def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     return ImageTask(preset.config.of(arm.settings), seed, images)
 
 
-def draw(records: list[Record], file: Path) -> None:
-    from sinkformers.experiments import curves
-
-    curves.against(records, file, setting="patch", panels=("tie_qk", "rate"), label="patch size")
-
-
 FIGURE6 = Artefact(
     name="figure6",
     title="MNIST accuracy against patch size",
@@ -100,5 +94,4 @@ FIGURE6 = Artefact(
         ),
     },
     task=task,
-    draw=draw,
 )
