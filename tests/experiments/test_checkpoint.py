@@ -40,7 +40,7 @@ def test_a_file_cut_short_is_refused(tmp_path, keep):
     checkpoint.write(tmp_path / "x", tensors(), {})
     content = (tmp_path / "x").read_bytes()
     (tmp_path / "x").write_bytes(content[:keep])
-    with pytest.raises(ExperimentError, match="is damaged .* nothing else was touched"):
+    with pytest.raises(ExperimentError, match=r"is damaged .* nothing else was touched"):
         checkpoint.read(tmp_path / "x")
 
 

@@ -55,7 +55,7 @@ def test_settings_of_an_arm_take_the_place_of_the_configuration():
 
 def test_a_crop_of_everything_is_the_image_or_its_mirror():
     pixels = torch.randn(40, 3, 6, 6)
-    # The whole area, with sides that cannot exceed the image: a crop is the image, cut at most where a ratio narrows it.
+    # The whole area: a crop is the image, cut at most where its ratio narrows it.
     ramp = torch.linspace(-1, 1, 9).expand(64, 1, 9, 9)
     cropped = random_crop(ramp, (1.0, 1.0))
     rising = cropped[:, 0, 0, -1] > cropped[:, 0, 0, 0]

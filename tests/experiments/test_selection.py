@@ -9,7 +9,20 @@ from sinkformers.experiments import selection
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.catalogue import ARTEFACTS
 
-NAMES = ["figure1", "figure2-mnist", "figure2-points", "figure2-translation", "table1-set", "table1-pct", "figure3", "figure4", "table2", "figure5", "figure6", "theory"]
+NAMES = [
+    "figure1",
+    "figure2-mnist",
+    "figure2-points",
+    "figure2-translation",
+    "table1-set",
+    "table1-pct",
+    "figure3",
+    "figure4",
+    "table2",
+    "figure5",
+    "figure6",
+    "theory",
+]
 
 
 def test_every_artefact_of_the_paper_is_listed():

@@ -80,7 +80,7 @@ def test_one_built_as_a_sinkformer_is_watched_and_changed_like_a_converted_one()
     before = model(images)
     with sinkformers.watch_attention(model) as watch:
         assert torch.equal(model(images), before)
-    assert [name for name in watch] == ["blocks.0.attention", "blocks.1.attention"]
+    assert list(watch) == ["blocks.0.attention", "blocks.1.attention"]
     for layer in watch.values():
         torch.testing.assert_close(
             layer.calls[0].column_sums, torch.ones(3, 3, 9, dtype=torch.float64), atol=1e-6, rtol=0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sinkformers.cli.refusal import refuse
+
+if TYPE_CHECKING:
+    from sinkformers.experiments.artefact import Artefact, Cell
+
+WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they say nothing and report nothing
 
 
 def run(
@@ -34,83 +40,79 @@ def run(
 
     Stop it whenever you like: the same command goes on where it was, and any number of them may share one --out.
     """
-    if jobs > 1:
-        _side_by_side(jobs)
-    else:
-        _train(artefact, preset, seeds, n_iters, arms or [], data, out, device, precision, save_every)
-    if os.environ.get("RANK", "0") == "0" and "SINKFORMERS_WORKER" not in os.environ:
-        _report(artefact, preset, out)
-
-
-def _train(
-    name: str,
-    preset_name: str,
-    seeds: str | None,
-    n_iters: str | None,
-    arms: list[str],
-    data: Path | None,
-    out: Path,
-    device: str,
-    precision: str,
-    save_every: float,
-) -> None:
-    try:
-        import accelerate  # noqa: F401
-        import tensorboard  # noqa: F401
-    except ModuleNotFoundError as missing:
-        refuse(f"experiments need {missing.name}; install it with pip install 'sinkformers[experiments]'.")
-    from sinkformers.data import DataError
-    from sinkformers.experiments import selection
-    from sinkformers.experiments.artefact import ExperimentError
-    from sinkformers.experiments.display import Display
-    from sinkformers.experiments.runner import run as train
-
-    try:
-        artefact = selection.artefact_named(name)
-        cells = selection.cells(artefact, preset_name, seeds=seeds, n_iters=n_iters, arms=arms)
-        if artefact.make is not None:
+    with _refusing():
+        chosen, cells = _select(artefact, preset, seeds, n_iters, arms or [])
+        if chosen.make is not None:
+            _make(chosen.make, out / artefact / preset)
             return
-        display = Display(quiet=os.environ.get("RANK", "0") != "0")
-        options = {"device": device, "precision": precision, "save_every": save_every}
-        elsewhere = train(artefact, preset_name, cells, data=data, out=out, display=display, **options)
-        for cell in elsewhere:
-            display.say(f"{cell.arm.name}, seed {cell.seed}: another process is training it.")
+        _need_libraries()
+        if jobs > 1:
+            _side_by_side(jobs, cells, out)
+        else:
+            _train(chosen, preset, cells, out, data=data, device=device, precision=precision, save_every=save_every)
+    if os.environ.get("RANK", "0") == "0" and WORKER not in os.environ:
+        from sinkformers.cli.report import report
+
+        report([out / artefact / preset])
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    from sinkformers.data import DataError
+    from sinkformers.experiments.artefact import ExperimentError
+
+    try:
+        yield
     except (ExperimentError, DataError) as error:
         refuse(str(error))
     except KeyboardInterrupt:
         refuse("stopped. The same command goes on where it was.")
 
 
-def _side_by_side(jobs: int) -> None:
-    """The same command `jobs` times; the claims on cells keep the processes out of each other's way."""
-    words = sys.argv[1:]
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "SINKFORMERS_WORKER": "1"}
-    command = [sys.executable, "-m", "sinkformers.cli", *words, "--jobs", "1"]
-    workers = [subprocess.Popen(command, env=environment) for _ in range(jobs)]
-    try:
-        codes = [worker.wait() for worker in workers]
-    except KeyboardInterrupt:
-        for worker in workers:
-            worker.terminate()
-        refuse("stopped. The same command goes on where it was.")
-    if any(codes):
-        raise typer.Exit(code=max(codes))
-
-
-def _report(name: str, preset: str, out: Path) -> None:
+def _select(
+    name: str, preset: str, seeds: str | None, n_iters: str | None, arms: list[str]
+) -> tuple[Artefact, list[Cell]]:
     from sinkformers.experiments import selection
 
     artefact = selection.artefact_named(name)
-    folder = out / name / preset
-    if artefact.make is None:
-        from sinkformers.cli.report import report
+    return artefact, selection.cells(artefact, preset, seeds=seeds, n_iters=n_iters, arms=arms)
 
-        report([folder])
-        return
+
+def _need_libraries() -> None:
+    from importlib import import_module
+
+    for name in ("accelerate", "psutil", "safetensors", "tensorboard"):
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            refuse(f"experiments need {name}; install it with pip install 'sinkformers[experiments]'.")
+
+
+def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **options: Any) -> None:
+    from sinkformers.experiments.display import Display
+    from sinkformers.experiments.runner import run as train
+
+    display = Display(quiet=os.environ.get("RANK", "0") != "0" or WORKER in os.environ)
+    for cell in train(artefact, preset, cells, out=out, display=display, **options):
+        display.say(f"{cell.name}: another process is training it.")
+
+
+def _side_by_side(jobs: int, cells: list[Cell], out: Path) -> None:
+    from sinkformers.experiments.display import Display
+    from sinkformers.experiments.workers import side_by_side
+
+    os.environ[WORKER] = "1"
+    command = [sys.executable, "-m", "sinkformers.cli", *sys.argv[1:], "--jobs", "1"]
+    code = side_by_side(command, jobs, cells, out, Display())
+    del os.environ[WORKER]
+    if code:
+        raise typer.Exit(code=code)
+
+
+def _make(make: Callable[[Path], str], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        typer.echo(artefact.make(folder))
+        typer.echo(make(folder))
     except OSError as error:
         refuse(f"cannot write {folder}: {error.strerror or error}. Choose another --out, one that can be written.")
     typer.echo(f"Drawn to {folder}")

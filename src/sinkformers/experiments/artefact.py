@@ -54,6 +54,10 @@ class Cell:
     seed: int
 
     @property
+    def name(self) -> str:
+        return f"{self.arm.name}, seed {self.seed}"
+
+    @property
     def folder(self) -> Path:
         """Where the cell lives, below the output folder."""
         return Path(self.artefact, self.preset, self.arm.name, f"seed-{self.seed}")

@@ -1,24 +1,30 @@
-"""What a run shows while it works: bars in a terminal, a line an epoch in a pipe."""
+"""What a run shows while it works: bars in a terminal, now and then a line in a pipe."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+LOG = "log.jsonl"  # of a cell: a line an epoch
+PAUSE = 10.0  # seconds between two lines in a pipe, at least
 
 
 class Display:
-    """One bar for the cells, one for the epochs of the cell that runs, one for the steps of its epoch."""
+    """A bar for the cells, one for the epochs of each cell that runs, and one for the steps of its epoch."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, disable=quiet or not self.console.is_terminal)
         self._cells = self.progress.add_task("cells", total=None)
-        self._epochs = self.progress.add_task("epochs", total=None, visible=False)
-        self._steps = self.progress.add_task("steps", total=None, visible=False)
+        self._running: dict[str, TaskID] = {}
+        self._steps = self.progress.add_task("", total=None, visible=False)
+        self._name, self._epochs, self._said = "", 0, 0.0
 
     def __enter__(self) -> Display:
         self.progress.start()
@@ -31,18 +37,28 @@ class Display:
         self.progress.update(self._cells, completed=done, total=total)
 
     def begin(self, name: str, epochs: int) -> None:
-        self.name, self.total = name, epochs
-        self.progress.reset(self._epochs, total=epochs, description=name, visible=True)
+        """One cell runs in this process."""
+        self._name, self._epochs = name, epochs
+        self.several({name: 0})
+
+    def several(self, epochs: Mapping[str, int]) -> None:
+        """These cells run, here or in other processes, and are so far."""
+        for name in self._running.keys() - epochs.keys():
+            self.progress.remove_task(self._running.pop(name))
+        for name, epoch in epochs.items():
+            if name not in self._running:
+                self._running[name] = self.progress.add_task(name, total=self._epochs or None)
+            self.progress.update(self._running[name], completed=epoch)
 
     def step(self, epoch: int, step: int, of: int) -> None:
-        self.progress.update(
-            self._steps, description=f"epoch {epoch}", completed=step, total=of, visible=self.total > 0
-        )
+        self.progress.update(self._steps, description=f"epoch {epoch}", completed=step, total=of, visible=True)
 
     def epoch(self, record: dict[str, Any], seconds: float) -> None:
-        self.progress.update(self._epochs, completed=record["epoch"])
-        if not self.console.is_terminal:
-            self.say(f"{self.name}: epoch {record['epoch']}/{self.total}{_figures(record)}, {seconds:.1f} s")
+        self.several({self._name: record["epoch"]})
+        last = record["epoch"] == self._epochs
+        if not self.console.is_terminal and (last or time.monotonic() - self._said > PAUSE):
+            self._said = time.monotonic()
+            self.say(f"{self._name}: epoch {record['epoch']}/{self._epochs}{_figures(record)}, {seconds:.1f} s")
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -50,7 +66,11 @@ class Display:
 
 def _figures(record: dict[str, Any]) -> str:
     """The measures of an epoch: train accuracy 0.93, test loss 0.2, …"""
-    found = [f"{part} {name} {value:.4g}" for part in ("train", "test") for name, value in record[part].items()]
+    found = [
+        f"{part} {name} {'NaN' if value is None else f'{value:.4g}'}"
+        for part in ("train", "test")
+        for name, value in record[part].items()
+    ]
     if record.get("columns"):
         found.append(f"columns within 0.1 of 1: {record['columns']['within_0.1']:.0%}")
     return "".join(f", {each}" for each in found)

@@ -16,10 +16,9 @@ from accelerate.utils import broadcast_object_list
 from sinkformers.experiments import checkpoint, training
 from sinkformers.experiments.artefact import Artefact, Cell, ExperimentError, Preset
 from sinkformers.experiments.cells import DONE, Claim, claim
-from sinkformers.experiments.display import Display
+from sinkformers.experiments.display import LOG, Display
 from sinkformers.experiments.provenance import provenance
 
-LOG = "log.jsonl"
 RUN = "run.json"
 SAVE_EVERY = 30.0
 
@@ -79,7 +78,7 @@ def _train(
     assert artefact.task is not None
     folder = out / cell.folder
     task = artefact.task(preset, cell.arm, cell.seed, data)
-    display.begin(f"{cell.arm.name}, seed {cell.seed}", task.recipe.epochs)
+    display.begin(cell.name, task.recipe.epochs)
     identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
     log = _Log(folder, accelerator.is_main_process)
 

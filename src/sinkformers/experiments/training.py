@@ -7,6 +7,7 @@ epoch if need be, and comes to the same numbers to the last bit.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -208,9 +209,9 @@ class Training:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to seven digits: what float32 can tell, and short enough to keep."""
+    """Floats to seven digits: what float32 can tell, and short enough to keep. JSON has no NaN: it becomes null."""
     if isinstance(value, float):
-        return float(f"{value:.7g}")
+        return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _rounded(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
