@@ -165,9 +165,11 @@ def _accelerator(device: str, precision: str) -> Accelerator:
         raise ExperimentError("--device cuda: this PyTorch sees no GPU. Use --device cpu.")
     if device == "mps" and not torch.backends.mps.is_available():
         raise ExperimentError("--device mps: this PyTorch sees no Apple GPU. Use --device cpu.")
+    # Told nothing, accelerate leaves the processes of torchrun apart where there is no GPU.
+    cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # accelerate's remarks about machines
-        return Accelerator(cpu=device == "cpu", mixed_precision=precision)
+        return Accelerator(cpu=cpu, mixed_precision=precision)
 
 
 @contextmanager
