@@ -59,34 +59,32 @@ def test_no_arguments_show_the_help(arguments):
 def test_help_names_the_subcommands():
     assert "figure" in invoke("--help").output
     listing = invoke("figure", "--help").output
-    for name in ("normalizations", "attention"):
-        assert re.search(rf"^\W*{name} ", listing, flags=re.MULTILINE)
+    assert re.search(r"^\W*attention ", listing, flags=re.MULTILINE)
 
 
 def test_a_typo_is_answered_with_the_command_meant():
-    result = invoke("figure", "normalisations", "--out", "x.png")
+    result = invoke("figure", "atention", "--out", "x.png")
     assert result.exit_code == 2
-    assert "No such command 'normalisations'" in result.stderr
-    assert "normalizations" in result.stderr
+    assert "No such command 'atention'" in result.stderr
+    assert "attention" in result.stderr
 
 
 def test_out_is_asked_for():
-    result = invoke("figure", "normalizations")
+    result = invoke("figure", "attention")
     assert result.exit_code == 2
     assert "--out" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["normalizations", "attention"])
-def test_figure_makes_its_folders_and_its_picture(tmp_path, name):
+def test_figure_makes_its_folders_and_its_picture(tmp_path):
     out = tmp_path / "not" / "yet" / "there.PNG"
-    result = invoke("figure", name, "--out", out)
+    result = invoke("figure", "attention", "--out", out)
     assert result.exit_code == 0, result.output
     assert out.read_bytes().startswith(b"\x89PNG")
     assert str(out) in result.output
 
 
-def test_normalizations_prints_a_plain_table_into_a_pipe(tmp_path):
-    result = run_python(command_line("figure", "normalizations", "--out", tmp_path / "a.png"), COLUMNS="80")
+def test_figure1_prints_a_plain_table_into_a_pipe(tmp_path):
+    result = run_python(command_line("run", "figure1", "--preset", "paper", "--out", tmp_path), COLUMNS="80")
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout
     assert "…" not in result.stdout
@@ -98,7 +96,7 @@ def test_normalizations_prints_a_plain_table_into_a_pipe(tmp_path):
 
 
 def test_an_ascii_pipe_gets_its_table_too(tmp_path):
-    code = command_line("figure", "normalizations", "--out", tmp_path / "a.png")
+    code = command_line("run", "figure1", "--preset", "paper", "--out", tmp_path)
     result = run_python(code, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()

@@ -97,7 +97,9 @@ def test_killed_in_the_middle_of_an_epoch_it_ends_on_the_same_bytes(finished, tm
     again = start(*arguments)
     assert again.wait(timeout=300) == 0, again.communicate()
     assert (tmp_path / CELL / "metrics.json").read_bytes() == (finished[0] / CELL / "metrics.json").read_bytes()
-    assert (tmp_path / CELL / "model.safetensors").read_bytes() == (finished[0] / CELL / "model.safetensors").read_bytes()
+    assert (tmp_path / CELL / "model.safetensors").read_bytes() == (
+        finished[0] / CELL / "model.safetensors"
+    ).read_bytes()
     assert json.loads((tmp_path / CELL / "run.json").read_text())["resumed"] == 1
     again.communicate()
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sinkformers.cli.refusal import refuse
 
-if TYPE_CHECKING:
-    from sinkformers.experiments.figure1 import Normalizations
-
 FORMATS = (".png", ".svg", ".pdf")
 
 app = typer.Typer(help="Draw what the normalisations do.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Draw what the normalisations do."""
+
 
 Out = Annotated[
     Path,
@@ -26,22 +29,6 @@ Out = Annotated[
         metavar="FILE",
     ),
 ]
-
-
-@app.command()
-def normalizations(out: Out) -> None:
-    """Figure 1 of the paper: K⁰, K¹ (SoftMax) and K^∞ (Sinkhorn) on two clouds of 10 points.
-
-    Prints how much each key receives under the three normalisations.
-    """
-    _prepare(out)
-    from sinkformers.experiments import figure1
-
-    result = figure1.run()
-    with _refusing_to_write(out):
-        figure1.draw(result, out)
-    _print_column_sums(result)
-    typer.echo(f"Drawn to {out}")
 
 
 @app.command()
@@ -80,17 +67,3 @@ def _refusing_to_write(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         refuse(f"cannot write {out}: {error.strerror or error}; choose another --out.")
-
-
-def _print_column_sums(result: Normalizations) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="What each key receives (column sums)", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("key", "cluster", "K⁰ = exp(C)", "K¹ SoftMax", "K^∞ Sinkhorn"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for key, (cluster, sums) in enumerate(zip(result.cluster.tolist(), result.column_sums.T.tolist(), strict=True)):
-        unnormalised, softmax, sinkhorn = sums
-        table.add_row(str(key + 1), "AB"[cluster], f"{unnormalised:.2e}", f"{softmax:.6f}", f"{sinkhorn:.6f}")
-    Console().print(table)
