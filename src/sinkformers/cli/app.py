@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sinkformers.cli import figure
+from sinkformers.cli import data, figure
 
 app = typer.Typer(
     name="sinkformers",
@@ -15,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(figure.app, name="figure")
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:
