@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sinkformers.cli import figure, listing, report, run
+from sinkformers.cli import data, figure, listing, report, run
 
 app = typer.Typer(
     name="sinkformers",
@@ -18,6 +18,7 @@ app.command("list")(listing.show)
 app.command("run")(run.run)
 app.command()(report.report)
 app.add_typer(figure.app, name="figure")
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

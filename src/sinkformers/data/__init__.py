@@ -1,20 +1,54 @@
-"""Data sets: located, fetched, verified, decoded and split. Tensors come out; nothing else of the package is needed."""
+"""Data sets: located, fetched, verified, decoded and split. Tensors come out; nothing else of the package is needed.
 
-from sinkformers.data.dogs_vs_cats import load_dogs_vs_cats
-from sinkformers.data.embedded import load_digits
+What makes tensors is imported when first asked for, so that the command line answers before torch is loaded.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sinkformers.data.archives import unpack
+from sinkformers.data.catalogue import CATALOGUE, DataFile, DataSet, find_data_set
 from sinkformers.data.error import DataError
+from sinkformers.data.fetching import fetch
 from sinkformers.data.folder import data_folder
-from sinkformers.data.idx import load_mnist
-from sinkformers.data.images import Images, ImageSet
 from sinkformers.data.progress import Progress
+from sinkformers.data.status import Status, status_of
+
+if TYPE_CHECKING:
+    from sinkformers.data.dogs_vs_cats import load_dogs_vs_cats
+    from sinkformers.data.embedded import load_digits
+    from sinkformers.data.idx import load_mnist
+    from sinkformers.data.images import Images, ImageSet
 
 __all__ = [
+    "CATALOGUE",
     "DataError",
+    "DataFile",
+    "DataSet",
     "ImageSet",
     "Images",
     "Progress",
+    "Status",
     "data_folder",
+    "fetch",
+    "find_data_set",
     "load_digits",
     "load_dogs_vs_cats",
     "load_mnist",
+    "status_of",
+    "unpack",
 ]
+
+_FILE = {
+    "ImageSet": "images",
+    "Images": "images",
+    "load_digits": "embedded",
+    "load_dogs_vs_cats": "dogs_vs_cats",
+    "load_mnist": "idx",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILE:
+        raise AttributeError(f"module 'sinkformers.data' has no attribute {name!r}")
+    return getattr(import_module(f"sinkformers.data.{_FILE[name]}"), name)

@@ -91,7 +91,5 @@ def _decode(content: bytes, photograph: Photograph, size: int) -> bytes:
             squeezed = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     # What damaged bytes make Pillow raise is not documented, and is many things.
     except Exception as error:
-        raise DataError(
-            f"{photograph.place} is not a readable JPEG ({error}); replace it, or take it out of the set."
-        ) from error
+        raise DataError(f"{photograph.place} is not a readable JPEG; replace it, or take it out of the set.") from error
     return b"".join(band.tobytes() for band in squeezed.split())

@@ -1,7 +1,7 @@
 """MNIST from its four original files, in the idx format: a big-endian header, then one byte a pixel or label.
 
-60,000 images to train on and 10,000 to test with, 28 × 28, grey. The files may be gzipped or plain, in `mnist/` or in
-the `MNIST/raw/` that torchvision makes.
+60,000 images to train on and 10,000 to test with, 28 × 28, grey. The files may be gzipped or plain; the catalogue says
+where.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.error import DataError
 from sinkformers.data.images import Images, ImageSet
 
 IMAGES_MAGIC, LABELS_MAGIC = 0x803, 0x801  # unsigned bytes, in three dimensions and in one
 SIDE = 28
 CLASSES = tuple("0123456789")
-PLACES = ("mnist", "mnist/MNIST/raw", "MNIST/raw")
 # A header that promises more than this is damaged; believing it would take all memory.
 MOST_IMAGES = 1_000_000
 FETCH = "run sinkformers data fetch mnist"
@@ -50,10 +50,8 @@ def _part(folder: Path, part: str) -> Images:
 
 
 def _find(folder: Path, name: str) -> Path:
-    for place in PLACES:
-        for file in (folder / place / f"{name}.gz", folder / place / name):
-            if file.is_file():
-                return file
+    if found := find_data_set("mnist").file(f"{name}.gz").locate(folder):
+        return found
     raise DataError(
         f"mnist: there is no {name}.gz in {folder / 'mnist'}; {FETCH}, or name the folder above mnist with --data."
     )

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.error import DataError
 
 CLASSES = ("cat", "dog")
-BY_HAND = "get train.zip from https://www.kaggle.com/c/dogs-vs-cats/data, which asks for a login, and put it there"
+BY_HAND = f"{find_data_set('dogs-vs-cats').by_hand} of the data folder"
 NAME = re.compile(r"(?:.*/)?(cat|dog)\.(\d{1,9})\.jpg")
 LARGEST_FILE = 64 * 2**20  # the largest of Kaggle's is far below 1 MB
 
