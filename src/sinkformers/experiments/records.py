@@ -89,7 +89,7 @@ def value(record: Record) -> float:
 
 
 def configs(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What the arms of a preset share: the leaves of each record's config, without what the settings of any arm name."""
+    """What the arms of a preset share: the leaves of each config, without what the settings of any arm name."""
     settings = {name for record in records for name in record.metrics["settings"]}
     found = [_leaves(record.metrics.get("config") or {}) for record in records]
     return [{name: each for name, each in leaves.items() if name not in settings} for leaves in found]
