@@ -28,6 +28,13 @@ def test_records_are_sorted_by_their_settings_as_numbers(tmp_path):
     assert [(each["patch"], each["n_iters"]) for each in found] == [(p, n) for p in (2, 7, 14) for n in (1, 3, 21)]
 
 
+def test_an_arm_with_a_further_setting_comes_after_its_like(tmp_path):
+    for n_iters in (3, 1):
+        write_cell(tmp_path, arm=f"plain-{n_iters}", patch=7, n_iters=n_iters)
+        write_cell(tmp_path, arm=f"tied-{n_iters}", patch=7, n_iters=n_iters, tied=True)
+    assert [record.metrics["arm"] for record in find([tmp_path]).records] == ["plain-1", "plain-3", "tied-1", "tied-3"]
+
+
 def test_an_unfinished_cell_is_named_with_its_whole_epochs(tmp_path):
     write_cell(tmp_path)
     write_unfinished(tmp_path, arm="n-3", seed=4, epochs=3)

@@ -177,8 +177,20 @@ def test_several_comparisons_are_counted(tmp_path):
 
 def test_cells_with_different_configs_are_pointed_out(tmp_path):
     write_cell(tmp_path, n_iters=1)
-    write_cell(tmp_path, n_iters=3, metrics={"config": {"epochs": 45, "batch": 100}})
+    write_cell(tmp_path, n_iters=3, metrics={"config": {"recipe": {"epochs": 45, "batch": 100}}})
     assert "The cells do not share their config: epochs (2, 45)." in words.notes(summary_of(tmp_path))
+
+
+def test_a_config_may_differ_in_what_settings_name(tmp_path):
+    for rate, n_iters in ((0.1, 1), (0.2, 3)):
+        config = {"recipe": {"rate": rate, "epochs": 2}, "n_iters": n_iters, "tied": False}
+        write_cell(tmp_path, arm=f"n-{n_iters}", rate=rate, n_iters=n_iters, metrics={"config": config})
+    write_cell(tmp_path, arm="tied", rate=0.1, tied=True, metrics={"config": config | {"tied": True}})
+    summary = summary_of(tmp_path)
+    assert not any("config" in note for note in words.notes(summary))
+    scale = dict(tables.scale(summary).rows)
+    assert scale["epochs"] == "2"
+    assert not {"rate", "n_iters", "recipe", "tied"} & set(scale)
 
 
 def test_different_metrics_are_refused(tmp_path):

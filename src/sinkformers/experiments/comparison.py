@@ -43,9 +43,9 @@ def key(settings: Mapping[str, Any]) -> str:
     return json.dumps(others(settings), sort_keys=True)
 
 
-def order(settings: Mapping[str, Any]) -> list[Any]:
-    """Sorts arms: numbers as numbers and before words, n_iters last."""
-    return [rank(value) for value in (*others(settings).values(), settings["n_iters"])]
+def order(settings: Mapping[str, Any]) -> tuple[list[Any], int]:
+    """Sorts arms: numbers as numbers and before words, n_iters last, an arm with a further setting after its like."""
+    return [rank(value) for value in others(settings).values()], settings["n_iters"]
 
 
 def rank(value: Any) -> tuple[bool, float, str]:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def against(records: Sequence[Record], setting: str) -> Figure:
+def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figure:
     """Final values against one setting: a panel for each choice of the other settings, and a line a count of n_iters
-    through the medians. Against n_iters itself, one line."""
+    through the medians. Against n_iters itself, one line. `label` names the axis."""
     lines: dict[str, dict[int, dict[Any, list[float]]]] = {}
     for comparison in comparisons(record for record in records if setting in record.metrics["settings"]):
         rest = describe({name: each for name, each in comparison.settings.items() if name != setting})
@@ -50,7 +50,7 @@ def against(records: Sequence[Record], setting: str) -> Figure:
         for count, line in panel.items():
             _draw_line(axes, {places.index(place): finals for place, finals in line.items()}, colour[count])
         axes.set_xticks(range(len(places)), [plain(str(place)) for place in places])
-        axes.set_xlabel(plain(setting), fontsize=10, color=INK)
+        axes.set_xlabel(plain(label or setting), fontsize=10, color=INK)
         title(axes, f"test {metric}", rest)
         in_units(axes.yaxis, metric)
     share(panels)
@@ -98,7 +98,8 @@ def _draw_line(axes: Axes, finals: Mapping[int, list[float]], colour: str) -> No
     dots = [(place, final) for place, runs in finals.items() for final in runs]
     axes.plot(*zip(*dots, strict=True), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
     places = sorted(finals)
-    axes.plot(places, [_middle(finals[place]) for place in places], color=colour, linewidth=2.2)
+    medians = [_middle(finals[place]) for place in places]
+    axes.plot(places, medians, color=colour, linewidth=2.2, marker="_" if len(places) == 1 else "", markersize=14)
 
 
 def _middle(finals: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,11 +88,25 @@ def value(record: Record) -> float:
     return final
 
 
+def configs(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What the arms of a preset share: the leaves of each config, without what the settings of any arm name."""
+    settings = {name for record in records for name in record.metrics["settings"]}
+    found = [_leaves(record.metrics.get("config") or {}) for record in records]
+    return [{name: each for name, each in leaves.items() if name not in settings} for leaves in found]
+
+
 def number(values: Mapping[str, Any] | None, name: str) -> float | None:
     """`values[name]`, or None where nothing was measured; a null is a NaN that JSON could not hold."""
     if not values or name not in values:
         return None
     return math.nan if values[name] is None else float(values[name])
+
+
+def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, each in values.items():
+        found |= _leaves(each) if isinstance(each, dict) else {name: each}
+    return found
 
 
 def _order(record: Record) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sinkformers.experiments.records import configs
 from sinkformers.experiments.summary import Summary
 from sinkformers.experiments.words import amount, paper_numbers
 
@@ -88,12 +89,12 @@ def layers(summary: Summary) -> Table:
 
 
 def scale(summary: Summary) -> Table:
-    """What the runs were run with: each value once, several where runs differ."""
+    """What the runs were run with, their settings apart: each value once, several where runs differ."""
     seen: dict[str, dict[str, None]] = {}
-    for record in summary.records:
-        metrics, run = record.metrics, record.run
-        config = {"data": metrics.get("data"), **(metrics.get("config") or {}), "parameters": metrics.get("parameters")}
-        for name, value in {**config, **{name: run.get(name) for name in ABOUT}}.items():
+    for record, config in zip(summary.records, configs(summary.records), strict=True):
+        about = {name: record.run.get(name) for name in ABOUT}
+        trained = {"data": record.metrics.get("data"), **config, "parameters": record.metrics.get("parameters")}
+        for name, value in {**trained, **about}.items():
             if value is not None:
                 seen.setdefault(name, {}).setdefault(_plain(value))
     rows = ((name, _range(values) if name == "finished" else " or ".join(values)) for name, values in seen.items())

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from sinkformers.experiments.comparison import side
+from sinkformers.experiments.records import configs
 from sinkformers.experiments.rows import LOWER_IS_BETTER, Row
 from sinkformers.experiments.summary import Summary
 
@@ -104,11 +105,11 @@ def _missing(summary: Summary) -> list[str]:
 def _drift(summary: Summary) -> list[str]:
     """The cells of a preset share their config and their data; where they do not, arms differ in more than settings."""
     found = []
-    for part in ("config", "data"):
+    data = [record.metrics.get("data") or {} for record in summary.records]
+    for part, each_run in (("config", configs(summary.records)), ("data", data)):
         values: dict[str, set[str]] = {}
-        for record in summary.records:
-            for name, value in (record.metrics.get(part) or {}).items():
-                values.setdefault(name, set()).add(json.dumps(value, ensure_ascii=False))
+        for name, value in (item for run in each_run for item in run.items()):
+            values.setdefault(name, set()).add(json.dumps(value, ensure_ascii=False))
         differing = [f"{name} ({', '.join(sorted(each))})" for name, each in values.items() if len(each) > 1]
         if differing:
             found.append(f"The cells do not share their {part}: {'; '.join(differing)}.")
