@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sinkformers.experiments import page
-from sinkformers.experiments.artefact import Arm, Artefact, ExperimentError, Preset
+from sinkformers.experiments.artefact import Arm, Artefact, Preset
 from sinkformers.experiments.records import find
 from sinkformers.experiments.summary import summarise
 from tests.experiments.fake_cells import write_cell, write_unfinished
@@ -153,25 +153,6 @@ def test_the_page_shows_the_figures_that_lie_beside_it(plain, text):
     shown = [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in Page(text).all("img")]
     names = [f"figure6-small-{name}.svg" for name in ("runs", "learning", "columns", "errors")]
     assert shown == [(plain / name).read_bytes() for name in names]
-
-
-def test_an_artefact_draws_its_own_figure_first(runs, tmp_path):
-    def draw(records, path):
-        assert len(records) == 6
-        path.write_text("<svg/>" if path.suffix == ".svg" else "png", encoding="utf-8")
-
-    found = Page(report(runs, tmp_path / "report", Artefact("figure6", "Patches", "", draw=draw)))
-    assert base64.b64decode(found.all("img")[0]["src"].partition(",")[2]) == b"<svg/>"
-    assert (tmp_path / "report" / "figure6-small-figure.png").read_text() == "png"
-
-
-def test_a_figure_that_cannot_be_drawn_yet_says_why(runs, tmp_path):
-    def draw(records, path):
-        raise ExperimentError("patch 28 is missing.")
-
-    found = Page(report(runs, tmp_path / "report", Artefact("figure6", "Patches", "", draw=draw)))
-    assert "The artefact's own figure is missing: patch 28 is missing." in found.text
-    assert len(found.all("img")) == 4
 
 
 def test_the_template_is_part_of_the_package():

@@ -11,7 +11,6 @@ import typer
 from sinkformers.cli.refusal import refuse
 
 if TYPE_CHECKING:
-    from sinkformers.experiments.artefact import Artefact
     from sinkformers.experiments.summary import Summary
 
 WIDE = 400
@@ -33,7 +32,7 @@ def report(
 ) -> None:
     """Tables of all finished runs beside the paper's numbers, and a page with figures that opens offline."""
     _need_libraries()
-    from sinkformers.experiments import page, records
+    from sinkformers.experiments import catalogue, page, records
     from sinkformers.experiments.artefact import ExperimentError
     from sinkformers.experiments.summary import summarise
 
@@ -42,7 +41,7 @@ def report(
         found = records.find(folders)
         if not found.records:
             refuse(_nothing(folders, len(found.unfinished)))
-        summaries = summarise(found, _artefact)
+        summaries = summarise(found, catalogue.find)
         for summary in summaries:
             _print(summary)
         written = page.write(summaries, target)
@@ -66,16 +65,6 @@ def _need_libraries() -> None:
 def _nothing(folders: list[Path], unfinished: int) -> str:
     begun = {0: "and no cell is running", 1: "one is unfinished"}.get(unfinished, f"{unfinished} are unfinished")
     return f"{', '.join(map(str, folders))} holds no finished cell, {begun}; a report needs one at least."
-
-
-def _artefact(name: str) -> Artefact | None:
-    from importlib import import_module
-
-    try:
-        catalogue = import_module("sinkformers.experiments.catalogue")
-    except ModuleNotFoundError:
-        return None
-    return catalogue.find(name)
 
 
 def _print(summary: Summary) -> None:

@@ -112,7 +112,7 @@ def _side_by_side(jobs: int, cells: list[Cell], out: Path) -> None:
 def _make(make: Callable[[Path], str], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        typer.echo(make(folder))
+        print(make(folder))
     except OSError as error:
         refuse(f"cannot write {folder}: {error.strerror or error}. Choose another --out, one that can be written.")
-    typer.echo(f"Drawn to {folder}")
+    print(f"Drawn to {folder}")

@@ -87,7 +87,6 @@ class Artefact:
     presets: Mapping[str, Preset] = field(default_factory=dict)
     paper_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # arm → {"median": …, "best": …}
     task: Callable[[Preset, Arm, int, Path | None], Task] | None = None
-    draw: Callable[[list[Record], Path], None] | None = None  # the figure, to a file whose suffix says the format
     make: Callable[[Path], str] | None = None  # where nothing is trained: fills a folder, and says what is in it
 
     @property

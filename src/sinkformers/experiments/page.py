@@ -87,13 +87,12 @@ def render(sections: Sequence[Section]) -> str:
 
 def _section(summary: Summary, out: Path) -> Section:
     anchor = _file_name(f"{summary.artefact.name}-{summary.preset}")
-    notes = words.notes(summary)
-    pictures = list(_pictures(summary, out / anchor, notes)) if summary.records else []
+    pictures = list(_pictures(summary, out / anchor)) if summary.records else []
     return Section(
         anchor,
         summary,
         words.finding(summary),
-        notes,
+        words.notes(summary),
         pictures,
         tables.results(summary),
         tables.costs(summary),
@@ -103,16 +102,11 @@ def _section(summary: Summary, out: Path) -> Section:
     )
 
 
-def _pictures(summary: Summary, stem: Path, notes: list[str]) -> Iterator[Picture]:
-    """Draw what the runs hold. Where the artefact's own figure cannot be drawn, a note says why."""
-    records, draw = list(summary.records), summary.artefact.draw
+def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
+    """Draw what the runs hold."""
+    records = list(summary.records)
     setting = finals.swept(records)
-    if draw is not None:
-        try:
-            yield _picture("figure", f"{summary.artefact.title}.", stem, lambda path: draw(records, path))
-        except ExperimentError as error:
-            notes.append(f"The artefact's own figure is missing: {error}")
-    elif setting is not None:
+    if setting is not None:
         caption = f"Final test {summary.metric} against {setting}. Dots are runs, lines go through medians."
         yield _picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
     caption = f"Final test {summary.metric} of every run; the bar is the median."
