@@ -13,7 +13,7 @@ run: .venv/installed ## the main job: train a Transformer and its Sinkformer, th
 	$(BIN)/sinkformers run figure2-mnist --preset smoke --jobs $(JOBS) --out runs
 
 test: lint types ## lint, types and tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q -rs
 
 test-timm: .venv-timm/installed ## conversion of timm, vit-pytorch and x-transformers, in an environment of their own
 	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest -m timm tests/conversion -q

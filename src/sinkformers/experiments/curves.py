@@ -106,7 +106,7 @@ def marginal_errors(records: Sequence[Record]) -> Figure:
     for axes, runs in panels:
         for name, shade in zip(layers, shades, strict=True):
             _draw_runs(axes, runs, _error(name), shade)
-        axes.set_yscale("log")
+        axes.set_yscale("symlog", linthresh=1e-8)  # a single token has no error at all, which a logarithm cannot show
     share([axes for axes, _ in panels])
     handles = [
         Line2D([], [], color=shade, linewidth=2.2, label=plain(name))

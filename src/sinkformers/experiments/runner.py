@@ -80,6 +80,8 @@ def _train(
     task = artefact.task(preset, cell.arm, cell.seed, data)
     display.begin(cell.name, task.recipe.epochs)
     identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
+    for left in (*folder.glob("*.partial"), *folder.glob("draft-*")):  # by a process that was killed while writing
+        left.unlink(missing_ok=True)
     log = _Log(folder, accelerator.is_main_process)
 
     def epoch(record: dict[str, Any], seconds: float) -> None:
