@@ -11,7 +11,7 @@ from sinkformers.conversion.settings import Settings, is_softmax, relaxation
 from sinkformers.core import sinkhorn
 
 WATCHER = "_sinkhorn_watcher"
-_WARNED = "_sinkhorn_warned"
+WARNED = "_sinkhorn_warned"  # on a module: a warning is given once
 
 
 def attend(
@@ -91,8 +91,8 @@ def _refuse(module: nn.Module, settings: Settings, n: int, m: int, mask: Tensor 
     """A single query is warned of, once. A causal mask that nobody announced is refused; tracing cannot look at it."""
     if is_softmax(settings):
         return
-    if n == 1 and m > 1 and not module.__dict__.get(_WARNED):
-        module.__dict__[_WARNED] = True
+    if n == 1 and m > 1 and not module.__dict__.get(WARNED):
+        module.__dict__[WARNED] = True
         warnings.warn(
             f"sinkformers: {type(module).__name__} attends with a single query. A doubly stochastic matrix of one row "
             "is uniform, so from 3 iterations on this is mean pooling, and its queries and keys get no gradient. Leave "
