@@ -1,6 +1,10 @@
-"""Converted models under torch.compile, DistributedDataParallel, autocast and half precision."""
+"""Converted models under torch.compile, DistributedDataParallel, FSDP, autocast and half precision."""
 
+import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from sinkformers import set_n_iters, set_tau, to_sinkformer, watch_attention
+from tests.conversion import two_processes
 
 REAL = torch.arange(7) < torch.tensor([[7], [5], [3]])
 
@@ -72,6 +77,22 @@ def test_distributed_data_parallel(tmp_path):
         del wrapped
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", two_processes.MODELS)
+def test_two_processes_train_as_one(how, kind, tmp_path):
+    if kind == "bert" and importlib.util.find_spec("transformers") is None:
+        pytest.skip("the hf extra is not installed")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run += ["-m", "tests.conversion.two_processes", kind, how, str(tmp_path)]
+    subprocess.run(run, check=True, cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    alone = two_processes.train(kind)
+    for rank in range(2):
+        shared = torch.load(tmp_path / f"{rank}.pt")
+        assert shared["world"] == 2
+        assert_close(shared["parameters"], alone, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
