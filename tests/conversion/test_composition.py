@@ -41,6 +41,20 @@ def test_compiled_whole_with_gradients_and_new_settings(tau):
         assert_close(got_grads, grads, atol=1e-10, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # by inductor, as it is imported
+@pytest.mark.parametrize("kind", two_processes.MODELS)
+def test_compiled_by_inductor_with_gradients(kind):
+    if kind == "bert":
+        pytest.importorskip("transformers", reason="the hf extra is not installed")
+    torch._dynamo.reset()
+    model = two_processes.wrapped(kind, "alone")
+    values = [two_processes.loss(kind, each, list(range(6))) for each in (model, torch.compile(model, fullgraph=True))]
+    grads = [torch.autograd.grad(value, list(model.parameters())) for value in values]
+    assert_close(values[1], values[0], atol=1e-12, rtol=0)
+    assert_close(grads[1], grads[0], atol=1e-12, rtol=0)
+
+
 def test_a_schedule_does_not_recompile_for_ever():
     model = to_sinkformer(encoder(), 3)
     x = torch.randn(3, 7, 8, dtype=torch.float64)
