@@ -16,6 +16,7 @@ import transformers as hf
 import oracle
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
+from sinkformers.conversion import registry
 from tests.conversion.zoo import (
     BUILDERS,
     IMAGE,
@@ -92,6 +93,37 @@ def test_padding_leaves_no_trace(name, n_iters):
     for each, length, ids in zip(states, REAL.sum(-1).tolist(), other, strict=True):
         alone = model.get_encoder() if name in TRANSLATORS else model
         assert_close(alone(input_ids=ids[None, :length]).last_hidden_state[0], each, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_texts_of_one_token_are_no_causal_mask(implementation):
+    """Where every text has one token, all that is left of a mask is its first column, as of a causal one."""
+    model = to_sinkformer(build("bert", implementation), 5).eval()
+    ids = inputs("bert")["input_ids"]
+    alone = model(input_ids=ids[:, :1]).last_hidden_state[:, 0]
+    padded = model(input_ids=ids, attention_mask=torch.eye(11)[:1].long().expand(3, 11)).last_hidden_state[:, 0]
+    assert_close(padded, alone, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", TEXTS + TRANSLATORS)
+def test_masks_of_transformers_are_known_for_padding(name, monkeypatch):
+    """They come as matrices; as two vectors, the kernels skip the padding."""
+    seen = []
+    attend = registry.attend
+
+    def spy(*args, **options):
+        seen.append(options)
+        return attend(*args, **options)
+
+    monkeypatch.setattr(registry, "attend", spy)
+    model = to_sinkformer(build(name), 5).eval()
+    encoder_states(name, model)
+    assert len(seen) == 2
+    for options in seen:
+        for side in ("query_mask", "key_mask"):
+            assert options[side].expand(3, 1, 11).equal(REAL[:, None])
+        mask = options.get("attn_mask")
+        assert mask is None or mask.dtype != torch.bool  # T5's positions are a bias
 
 
 @pytest.mark.parametrize("name", BUILDERS)
