@@ -124,7 +124,7 @@ def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
         if getattr(config, "_attn_implementation", None) == NAME:
             raise ValueError(
                 f'{caller}: attn_implementation="{NAME}" was asked of this {kind}, but nothing in it attends by '
-                "Sinkhorn: it runs SoftMax. to_sinkformer(model) says why, module by module."
+                "Sinkhorn: it runs SoftMax. to_sinkformer(model) converts it, or says of every module why not."
             )
         raise ValueError(f"{caller}: nothing in this {kind} is converted. Call to_sinkformer first.")
     held = [place for place in places if matches(select, place)]
