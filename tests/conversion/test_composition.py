@@ -1,6 +1,10 @@
-"""Converted models under torch.compile, DistributedDataParallel, autocast and half precision."""
+"""Converted models under torch.compile, DistributedDataParallel, FSDP, autocast and half precision."""
 
+import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from sinkformers import set_n_iters, set_tau, to_sinkformer, watch_attention
+from tests.conversion import two_processes
 
 REAL = torch.arange(7) < torch.tensor([[7], [5], [3]])
 
@@ -34,6 +39,20 @@ def test_compiled_whole_with_gradients_and_new_settings(tau):
         got_grads = torch.autograd.grad(got.square().sum(), list(model.parameters()))
         assert_close(got, out, atol=1e-12, rtol=0)
         assert_close(got_grads, grads, atol=1e-10, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # by inductor, as it is imported
+@pytest.mark.parametrize("kind", two_processes.MODELS)
+def test_compiled_by_inductor_with_gradients(kind):
+    if kind == "bert":
+        pytest.importorskip("transformers", reason="the hf extra is not installed")
+    torch._dynamo.reset()
+    model = two_processes.wrapped(kind, "alone")
+    values = [two_processes.loss(kind, each, list(range(6))) for each in (model, torch.compile(model, fullgraph=True))]
+    grads = [torch.autograd.grad(value, list(model.parameters())) for value in values]
+    assert_close(values[1], values[0], atol=1e-12, rtol=0)
+    assert_close(grads[1], grads[0], atol=1e-12, rtol=0)
 
 
 def test_a_schedule_does_not_recompile_for_ever():
@@ -72,6 +91,22 @@ def test_distributed_data_parallel(tmp_path):
         del wrapped
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", two_processes.MODELS)
+def test_two_processes_train_as_one(how, kind, tmp_path):
+    if kind == "bert" and importlib.util.find_spec("transformers") is None:
+        pytest.skip("the hf extra is not installed")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run += ["-m", "tests.conversion.two_processes", kind, how, str(tmp_path)]
+    subprocess.run(run, check=True, cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    alone = two_processes.train(kind)
+    for rank in range(2):
+        shared = torch.load(tmp_path / f"{rank}.pt")
+        assert shared["world"] == 2
+        assert_close(shared["parameters"], alone, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -16,7 +16,20 @@ import transformers as hf
 import oracle
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
-from tests.conversion.zoo import BUILDERS, IMAGE, REAL, TEXT, TEXTS, TRANSLATORS, WINDOWS, build, inputs, output
+from sinkformers.conversion import registry
+from tests.conversion.zoo import (
+    BUILDERS,
+    IMAGE,
+    REAL,
+    SEQ2SEQ,
+    TEXT,
+    TEXTS,
+    TRANSLATORS,
+    WINDOWS,
+    build,
+    inputs,
+    output,
+)
 
 EXACT = 1e-10  # float64; some 10⁴ roundings on values up to 10²
 
@@ -82,6 +95,37 @@ def test_padding_leaves_no_trace(name, n_iters):
         assert_close(alone(input_ids=ids[None, :length]).last_hidden_state[0], each, atol=EXACT, rtol=0)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_texts_of_one_token_are_no_causal_mask(implementation):
+    """Where every text has one token, all that is left of a mask is its first column, as of a causal one."""
+    model = to_sinkformer(build("bert", implementation), 5).eval()
+    ids = inputs("bert")["input_ids"]
+    alone = model(input_ids=ids[:, :1]).last_hidden_state[:, 0]
+    padded = model(input_ids=ids, attention_mask=torch.eye(11)[:1].long().expand(3, 11)).last_hidden_state[:, 0]
+    assert_close(padded, alone, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", TEXTS + TRANSLATORS)
+def test_masks_of_transformers_are_known_for_padding(name, monkeypatch):
+    """They come as matrices; as two vectors, the kernels skip the padding."""
+    seen = []
+    attend = registry.attend
+
+    def spy(*args, **options):
+        seen.append(options)
+        return attend(*args, **options)
+
+    monkeypatch.setattr(registry, "attend", spy)
+    model = to_sinkformer(build(name), 5).eval()
+    encoder_states(name, model)
+    assert len(seen) == 2
+    for options in seen:
+        for side in ("query_mask", "key_mask"):
+            assert options[side].expand(3, 1, 11).equal(REAL[:, None])
+        mask = options.get("attn_mask")
+        assert mask is None or mask.dtype != torch.bool  # T5's positions are a bias
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_back_to_softmax_exactly(name):
     model = build(name).eval()
@@ -96,6 +140,7 @@ def test_back_to_softmax_exactly(name):
     assert all(getattr(module, "config", model.config)._attn_implementation == "sdpa" for module in model.modules())
 
 
+@pytest.mark.filterwarnings("ignore:sinkformers.*clip_text_model:UserWarning")
 @pytest.mark.parametrize("name", BUILDERS)
 def test_saved_settings_come_back(name, tmp_path):
     model = to_sinkformer(build(name), 5, tau=0.75).eval()
@@ -300,6 +345,52 @@ def test_a_decoder_loaded_by_name_is_refused():
     model = hf.GPT2Model._from_config(hf.GPT2Config(**GPT), attn_implementation="sinkhorn")
     with pytest.raises(ValueError, match=r'"sinkhorn" was asked of a gpt2 model.*no bidirectional self-attention'):
         model(input_ids=torch.ones(1, 4, dtype=torch.long))
+
+
+def test_a_causal_tower_loaded_by_name_is_warned_of_once():
+    model = hf.CLIPTextModel._from_config(hf.CLIPTextConfig(**TEXT), attn_implementation="sinkhorn").eval()
+    ids = inputs("bert")["input_ids"]
+    with pytest.warns(UserWarning, match=r"clip_text_model, whose CLIPAttention is causal and stays SoftMax"):
+        named = model(input_ids=ids).last_hidden_state
+    model(input_ids=ids)  # here, warnings are errors
+    with pytest.raises(ValueError, match=r"asked of this CLIPTextModel, but nothing in it attends by Sinkhorn"):
+        set_n_iters(model, 5)
+    model.set_attn_implementation("sdpa")
+    assert named.equal(model(input_ids=ids).last_hidden_state)
+
+
+OUTSIDE = {
+    "deberta": lambda: hf.DebertaV2Config(**TEXT),
+    "mpnet": lambda: hf.MPNetConfig(**TEXT),
+    "xlnet": lambda: hf.XLNetConfig(vocab_size=53, d_model=24, n_layer=2, n_head=3, d_inner=32),
+    "fsmt": lambda: hf.FSMTConfig(langs=["en", "de"], src_vocab_size=53, tgt_vocab_size=53, **SEQ2SEQ),
+    "swinv2": lambda: hf.Swinv2Config(**WINDOWS),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # by DeBERTa, as it is imported
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_attention_outside_the_registry_loaded_by_name_is_softmax_and_we_say_so(name, tmp_path):
+    """transformers accepts the name and calls nothing of ours; only our own functions can tell. The day this fails
+    because it raises, or because the model has become a Sinkformer, the page on conversion has to say so."""
+    plain = hf.AutoModel.from_config(OUTSIDE[name]()).eval()
+    plain.save_pretrained(tmp_path)
+    model = hf.AutoModel.from_pretrained(tmp_path, attn_implementation="sinkhorn").eval()
+    assert model.config._attn_implementation == "sinkhorn"
+    ids = inputs("bert")["input_ids"]
+    given = {"pixel_values": torch.randn(1, 3, 16, 16)} if name == "swinv2" else {"input_ids": ids}
+    if name == "fsmt":
+        given["decoder_input_ids"] = ids
+    assert model(**given)[0].equal(plain(**given)[0])
+    told = (
+        rf'"sinkhorn" was asked of this {type(model).__name__}, but nothing in it attends by Sinkhorn: it runs SoftMax'
+    )
+    with pytest.raises(ValueError, match=told), watch_attention(model):
+        pass
+    with pytest.raises(ValueError, match=r"(?s)no bidirectional self-attention.*attention registry"):
+        to_sinkformer(model)
+    plain.set_attn_implementation("sinkhorn")  # asked of a model that stands, transformers does refuse, in its log
+    assert plain.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sinkformers.conversion.settings import Settings, is_softmax, relaxation
 from sinkformers.core import sinkhorn
 
 WATCHER = "_sinkhorn_watcher"
-_WARNED = "_sinkhorn_warned"
+WARNED = "_sinkhorn_warned"  # on a module: a warning is given once
 
 
 def attend(
@@ -70,13 +70,14 @@ def of_self_attention(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[s
     """A mask written for SoftMax self-attention, (…, n, m), as the masks of `attend`.
 
     Such masks speak of keys only. A token that nobody may look at is padding, and must leave as a query too, since its
-    row would stay in the column sums. A boolean mask whose rows are one row expanded is passed on as that row.
+    row would stay in the column sums. A boolean mask whose rows are all the same is passed on as that row: the kernels
+    skip tokens that are out of the game, but compute entries that are.
     """
     if mask is None:
         return {}
     mask = mask[(None,) * (query.dim() - mask.dim()) + (...,)]
     square, n = query.shape[-2] == key.shape[-2], query.shape[-2]
-    if mask.dtype == torch.bool and (mask.shape[-2] == 1 or mask.stride(-2) == 0) and n > 1:
+    if mask.dtype == torch.bool and n > 1 and _is_one_row(mask):
         keys = mask[..., 0, :]
         return {"query_mask": keys if square else None, "key_mask": keys}
     return {"attn_mask": mask, "query_mask": _seen(mask).any(-2) if square and mask.shape[-1] > 1 else None}
@@ -91,8 +92,8 @@ def _refuse(module: nn.Module, settings: Settings, n: int, m: int, mask: Tensor 
     """A single query is warned of, once. A causal mask that nobody announced is refused; tracing cannot look at it."""
     if is_softmax(settings):
         return
-    if n == 1 and m > 1 and not module.__dict__.get(_WARNED):
-        module.__dict__[_WARNED] = True
+    if n == 1 and m > 1 and not module.__dict__.get(WARNED):
+        module.__dict__[WARNED] = True
         warnings.warn(
             f"sinkformers: {type(module).__name__} attends with a single query. A doubly stochastic matrix of one row "
             "is uniform, so from 3 iterations on this is mean pooling, and its queries and keys get no gradient. Leave "
@@ -111,4 +112,13 @@ def _is_causal(mask: Tensor, n: int) -> bool:
     if n == 1 or mask.shape[-2:] != (n, n) or bool(_seen(mask[..., 0, -1]).any()):
         return False  # nearly always told by the corner alone
     seen = _seen(mask)
-    return not bool(seen.triu(1).any()) and bool(seen.tril(-1).any())
+    if bool(seen.triu(1).any()) or not bool(seen.tril(-1).any()):
+        return False
+    return not _is_one_row(seen)  # texts of a single token
+
+
+def _is_one_row(mask: Tensor) -> bool:
+    """Whether a boolean mask (…, n or 1, m) says the same for every query; tracing sees only how it is laid out."""
+    if mask.shape[-2] == 1 or mask.stride(-2) == 0:
+        return True
+    return not torch.compiler.is_compiling() and bool((mask == mask[..., :1, :]).all())

@@ -1,5 +1,6 @@
 """Our attention and mask functions in the registries of Hugging Face transformers, under the name "sinkhorn"."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -8,7 +9,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from sinkformers.conversion.attend import attend, of_self_attention
+from sinkformers.conversion.adapter import CAUSAL
+from sinkformers.conversion.attend import WARNED, attend, of_self_attention
 from sinkformers.conversion.hugging_face import NAME, from_config, stays_softmax
 from sinkformers.conversion.settings import is_softmax, settings_of
 
@@ -46,7 +48,7 @@ def sinkhorn_attention_forward(
     settings = settings_of(module)
     if settings is None:
         if is_causal or stays_softmax(module):
-            _refuse_decoder_only(module)
+            _speak_of_decoders(module, bool(is_causal) or stays_softmax(module) == CAUSAL)
             options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, **options)
         settings = from_config(module.config)
@@ -97,14 +99,26 @@ def _four_axes(mask: Any) -> Tensor | None:
     return mask if mask.is_floating_point() else mask.bool()
 
 
-def _refuse_decoder_only(module: nn.Module) -> None:
-    """A causal module whose configuration is that of the whole model, without an encoder to look at."""
+def _speak_of_decoders(module: nn.Module, causal: bool) -> None:
+    """Refuse a causal module whose configuration is that of the whole model, without an encoder to look at.
+
+    Where the configuration is one of a part, the whole is not to be seen from here: CLIP has a vision tower beside its
+    causal text tower, which may have been loaded alone as well. That is warned of, once.
+    """
     config: Any = module.config
     has_encoder = config.is_encoder_decoder or getattr(config, "add_cross_attention", False)
-    if config.base_config_key == "" and not has_encoder and settings_of(module) is None:
+    if config.base_config_key == "" and not has_encoder:
         raise ValueError(
             f'sinkformers: attn_implementation="{NAME}" was asked of a {config.model_type} model, whose '
             f"{type(module).__name__} is causal, and which has no bidirectional self-attention. Under a causal mask "
             "Sinkhorn would let earlier outputs see later tokens. If another part of a larger model was meant, load it "
             "plainly and use to_sinkformer(model)."
+        )
+    if causal and not config.is_encoder_decoder and not module.__dict__.get(WARNED):
+        module.__dict__[WARNED] = True
+        warnings.warn(
+            f'sinkformers: attn_implementation="{NAME}" was asked of a {config.model_type}, whose '
+            f"{type(module).__name__} is causal and stays SoftMax. If it is not part of a model with bidirectional "
+            "self-attention, nothing here is Sinkhorn: watch_attention(model) raises then.",
+            stacklevel=3,
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
-from sinkformers.conversion.hugging_face import HUGGING_FACE
+from sinkformers.conversion.hugging_face import HUGGING_FACE, NAME
 from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
 from sinkformers.conversion.native import NATIVE
 from sinkformers.conversion.settings import Settings, assign, settings_of
@@ -121,7 +121,13 @@ def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
     check_select(caller, select)
     places = adopt(model)
     if not places:
-        raise ValueError(f"{caller}: nothing in this {type(model).__name__} is converted. Call to_sinkformer first.")
+        kind, config = type(model).__name__, getattr(model, "config", None)
+        if getattr(config, "_attn_implementation", None) == NAME:
+            raise ValueError(
+                f'{caller}: attn_implementation="{NAME}" was asked of this {kind}, but nothing in it attends by '
+                "Sinkhorn: it runs SoftMax. to_sinkformer(model) converts it, or says of every module why not."
+            )
+        raise ValueError(f"{caller}: nothing in this {kind} is converted. Call to_sinkformer first.")
     held = [place for place in places if matches(select, place)]
     if not held:
         names = ", ".join(repr(place.name) for place in places)
