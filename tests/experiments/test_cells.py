@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from sinkformers.experiments import cells
 from sinkformers.experiments.artefact import ExperimentError
-from sinkformers.experiments.cells import claim
+from sinkformers.experiments.workbench import cells
+from sinkformers.experiments.workbench.cells import claim
 
 RACE = """
 import sys, pathlib
-from sinkformers.experiments.cells import claim
+from sinkformers.experiments.workbench.cells import claim
 print("ready", flush=True)
 sys.stdin.readline()
 held = claim(pathlib.Path(sys.argv[1]))

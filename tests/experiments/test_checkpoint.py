@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from sinkformers.experiments import checkpoint
 from sinkformers.experiments.artefact import ExperimentError
+from sinkformers.experiments.workbench import checkpoint
 
 
 def tensors():
@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     before = (tmp_path / "x").read_bytes()
     script = f"""
 import pathlib, resource, torch
-from sinkformers.experiments import checkpoint
+from sinkformers.experiments.workbench import checkpoint
 from sinkformers.experiments.artefact import ExperimentError
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, {resource.RLIM_INFINITY}))
 try:

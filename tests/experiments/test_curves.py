@@ -5,10 +5,10 @@ import math
 import pytest
 
 from sinkformers.experiments.artefact import ExperimentError
-from sinkformers.experiments.curves import column_sums, learning, marginal_errors
-from sinkformers.experiments.finals import against, final_values, swept
-from sinkformers.experiments.panels import SINKHORN, SOFTMAX, colours, save
-from sinkformers.experiments.records import find
+from sinkformers.experiments.reporting.curves import column_sums, learning, marginal_errors
+from sinkformers.experiments.reporting.finals import against, final_values, swept
+from sinkformers.experiments.reporting.panels import SINKHORN, SOFTMAX, colours, save
+from sinkformers.experiments.reporting.records import find
 from tests.experiments.fake_cells import epoch, write_cell
 
 pytest.importorskip("matplotlib")
@@ -95,7 +95,7 @@ def test_column_sums_start_before_training_and_aim_at_1(records):
 
 def test_marginal_errors_are_logarithmic_and_by_layer(records):
     axes = panel(marginal_errors(records), "SoftMax")
-    assert axes.get_yscale() == "log"
+    assert axes.get_yscale() == "symlog"
     medians = [list(line.get_ydata()) for line in lines(axes, bold=True)]
     assert sorted(len(each) for each in medians) == [1, 1, 2]  # of "blocks.0.attention" there are two epochs
     assert all(each[-1] == pytest.approx(1.8) for each in medians if len(each) == 1)

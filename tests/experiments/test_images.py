@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from sinkformers.data import Images, ImageSet
 from sinkformers.experiments.figure6 import DIGITS
 from sinkformers.experiments.images import ImageTask, random_crop
-from sinkformers.experiments.task import Recipe
+from sinkformers.experiments.workbench.task import Recipe
 
 
 def image_set(n_train=53, n_test=29, side=8, channels=2):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sinkformers import sinkhorn
-from sinkformers.experiments.observation import observe
+from sinkformers.experiments.workbench.observation import observe
 from sinkformers.modules import SelfAttention
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sinkformers.experiments import page
 from sinkformers.experiments.artefact import Arm, Artefact, Preset
-from sinkformers.experiments.records import find
-from sinkformers.experiments.summary import summarise
+from sinkformers.experiments.reporting import page
+from sinkformers.experiments.reporting.records import find
+from sinkformers.experiments.reporting.summary import summarise
 from tests.experiments.fake_cells import write_cell, write_unfinished
 
 pytest.importorskip("matplotlib")

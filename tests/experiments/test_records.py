@@ -6,7 +6,7 @@ import math
 import pytest
 
 from sinkformers.experiments.artefact import ExperimentError
-from sinkformers.experiments.records import Unfinished, cell, find, read, value
+from sinkformers.experiments.reporting.records import Unfinished, cell, find, read, value
 from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 
 

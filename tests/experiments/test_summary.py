@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from sinkformers.experiments import tables, words
 from sinkformers.experiments.artefact import Arm, Artefact, ExperimentError, Preset
-from sinkformers.experiments.records import find
-from sinkformers.experiments.summary import summarise
+from sinkformers.experiments.reporting import tables, words
+from sinkformers.experiments.reporting.records import find
+from sinkformers.experiments.reporting.summary import summarise
 from tests.experiments.fake_cells import MACHINE, epoch, write_cell, write_unfinished
 
 ARMS = (Arm("n-1", {"n_iters": 1}), Arm("n-3", {"n_iters": 3}))

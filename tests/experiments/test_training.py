@@ -14,9 +14,9 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from toy import ToyTask
 
-from sinkformers.experiments import checkpoint
 from sinkformers.experiments.artefact import ExperimentError
-from sinkformers.experiments.training import CHECKPOINT, Hooks, Training
+from sinkformers.experiments.workbench import checkpoint
+from sinkformers.experiments.workbench.training import CHECKPOINT, Hooks, Training
 
 
 class Stop(Exception):
@@ -145,7 +145,7 @@ import json, sys, torch
 from pathlib import Path
 from accelerate import Accelerator
 from toy import ToyTask
-from sinkformers.experiments.training import Hooks, Training
+from sinkformers.experiments.workbench.training import Hooks, Training
 
 accelerator = Accelerator(cpu=True)
 task = ToyTask(dropout=0.0, dtype=torch.float64, accumulate=int(sys.argv[2]))

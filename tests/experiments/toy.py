@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sinkformers.experiments.observation import observe
-from sinkformers.experiments.task import Recipe
+from sinkformers.experiments.workbench.observation import observe
+from sinkformers.experiments.workbench.task import Recipe
 from sinkformers.modules import SelfAttention
 
 RECIPE = Recipe(epochs=3, batch=10, rate=0.01, drops=(2,))

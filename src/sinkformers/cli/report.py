@@ -11,7 +11,7 @@ import typer
 from sinkformers.cli.refusal import refuse
 
 if TYPE_CHECKING:
-    from sinkformers.experiments.summary import Summary
+    from sinkformers.experiments.reporting.summary import Summary
 
 WIDE = 400
 
@@ -32,9 +32,10 @@ def report(
 ) -> None:
     """Tables of all finished runs beside the paper's numbers, and a page with figures that opens offline."""
     _need_libraries()
-    from sinkformers.experiments import catalogue, page, records
+    from sinkformers.experiments import catalogue
     from sinkformers.experiments.artefact import ExperimentError
-    from sinkformers.experiments.summary import summarise
+    from sinkformers.experiments.reporting import page, records
+    from sinkformers.experiments.reporting.summary import summarise
 
     target = (out or folders[0]) / "report"
     try:
@@ -70,7 +71,7 @@ def _nothing(folders: list[Path], unfinished: int) -> str:
 def _print(summary: Summary) -> None:
     from rich.console import Console
 
-    from sinkformers.experiments import tables, words
+    from sinkformers.experiments.reporting import tables, words
 
     # A pipe has no edge to fold lines at.
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)

@@ -89,8 +89,8 @@ def _need_libraries() -> None:
 
 
 def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **options: Any) -> None:
-    from sinkformers.experiments.display import Display
-    from sinkformers.experiments.runner import run as train
+    from sinkformers.experiments.workbench.display import Display
+    from sinkformers.experiments.workbench.runner import run as train
 
     display = Display(quiet=os.environ.get("RANK", "0") != "0" or WORKER in os.environ)
     for cell in train(artefact, preset, cells, out=out, display=display, **options):
@@ -98,8 +98,8 @@ def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **opti
 
 
 def _side_by_side(jobs: int, cells: list[Cell], out: Path) -> None:
-    from sinkformers.experiments.display import Display
-    from sinkformers.experiments.workers import side_by_side
+    from sinkformers.experiments.workbench.display import Display
+    from sinkformers.experiments.workbench.workers import side_by_side
 
     os.environ[WORKER] = "1"
     command = [sys.executable, "-m", "sinkformers.cli", *sys.argv[1:], "--jobs", "1"]

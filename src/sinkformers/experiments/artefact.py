@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkformers.experiments.task import Task
+    from sinkformers.experiments.workbench.task import Task
 
 
 class ExperimentError(Exception):

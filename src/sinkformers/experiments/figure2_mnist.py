@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sinkformers.experiments import figure6
 from sinkformers.experiments.artefact import Arm, Artefact, Preset
-from sinkformers.experiments.task import Recipe
+from sinkformers.experiments.workbench.task import Recipe
 
 
 def arms(n_iters: tuple[int, ...]) -> tuple[Arm, ...]:

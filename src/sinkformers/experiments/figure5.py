@@ -14,7 +14,7 @@ from pathlib import Path
 from sinkformers.data import data_folder, load_digits, load_dogs_vs_cats
 from sinkformers.experiments.artefact import Arm, Artefact, Preset
 from sinkformers.experiments.images import ImageTask, VisionConfig
-from sinkformers.experiments.task import Recipe
+from sinkformers.experiments.workbench.task import Recipe
 
 N_ITERS = 3
 ARMS = tuple(Arm(f"n-{n}", {"n_iters": n}) for n in (1, N_ITERS))

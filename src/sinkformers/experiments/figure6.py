@@ -16,7 +16,7 @@ from typing import Any
 from sinkformers.data import data_folder, load_digits, load_mnist
 from sinkformers.experiments.artefact import Arm, Artefact, Preset
 from sinkformers.experiments.images import ImageTask, VisionConfig
-from sinkformers.experiments.task import Recipe
+from sinkformers.experiments.workbench.task import Recipe
 
 N_ITERS = 5  # as in the authors' code; the paper is silent
 RATES = (1e-3, 2e-3)

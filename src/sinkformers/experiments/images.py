@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.data import Images, ImageSet
-from sinkformers.experiments.observation import observe
-from sinkformers.experiments.task import Recipe
+from sinkformers.experiments.workbench.observation import observe
+from sinkformers.experiments.workbench.task import Recipe
 from sinkformers.models import ViT
 
 if TYPE_CHECKING:

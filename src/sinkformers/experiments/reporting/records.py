@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkformers.experiments.artefact import ExperimentError, Record
-from sinkformers.experiments.comparison import order
+from sinkformers.experiments.reporting.comparison import order
 
 CELL = re.compile(r"seed-(\d+)")
 NAMES = ("artefact", "preset", "arm", "metric")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sinkformers.experiments.artefact import Cell
-from sinkformers.experiments.cells import DONE
-from sinkformers.experiments.display import LOG, Display
+from sinkformers.experiments.workbench.cells import DONE
+from sinkformers.experiments.workbench.display import LOG, Display
 
 LOOK = 0.5  # seconds between two looks at what the workers have done
 

@@ -13,11 +13,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from sinkformers.experiments import checkpoint, training
 from sinkformers.experiments.artefact import Artefact, Cell, ExperimentError, Preset
-from sinkformers.experiments.cells import DONE, Claim, claim
-from sinkformers.experiments.display import LOG, Display
-from sinkformers.experiments.provenance import provenance
+from sinkformers.experiments.workbench import checkpoint, training
+from sinkformers.experiments.workbench.cells import DONE, Claim, claim
+from sinkformers.experiments.workbench.display import LOG, Display
+from sinkformers.experiments.workbench.provenance import provenance
 
 RUN = "run.json"
 SAVE_EVERY = 30.0

@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-from sinkformers.experiments.comparison import side
-from sinkformers.experiments.records import configs
-from sinkformers.experiments.rows import LOWER_IS_BETTER, Row
-from sinkformers.experiments.summary import Summary
+from sinkformers.experiments.reporting.comparison import side
+from sinkformers.experiments.reporting.records import configs
+from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row
+from sinkformers.experiments.reporting.summary import Summary
 
 STATISTICS = {"median", "mean", "best", "worst"}
 

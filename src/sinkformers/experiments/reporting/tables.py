@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sinkformers.experiments.records import configs
-from sinkformers.experiments.summary import Summary
-from sinkformers.experiments.words import amount, paper_numbers
+from sinkformers.experiments.reporting.records import configs
+from sinkformers.experiments.reporting.summary import Summary
+from sinkformers.experiments.reporting.words import amount, paper_numbers
 
 if TYPE_CHECKING:
     import rich.table

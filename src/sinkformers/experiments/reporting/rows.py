@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sinkformers.experiments.artefact import Record
-from sinkformers.experiments.records import number, value
+from sinkformers.experiments.reporting.records import number, value
 
 LOWER_IS_BETTER = {"loss", "perplexity", "error"}
 PLACE = ("machine", "device", "precision", "processes", "threads")  # what must agree before times are compared

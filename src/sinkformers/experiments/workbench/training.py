@@ -20,9 +20,9 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sinkformers.experiments import checkpoint
 from sinkformers.experiments.artefact import ExperimentError
-from sinkformers.experiments.task import Task
+from sinkformers.experiments.workbench import checkpoint
+from sinkformers.experiments.workbench.task import Task
 
 CHECKPOINT = "checkpoint.safetensors"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.experiments.artefact import ExperimentError, Record
-from sinkformers.experiments.comparison import comparisons, describe, others, rank, side
-from sinkformers.experiments.panels import (
+from sinkformers.experiments.reporting.comparison import comparisons, describe, others, rank, side
+from sinkformers.experiments.reporting.panels import (
     INK,
     RULE,
     SINKHORN,
@@ -22,7 +22,7 @@ from sinkformers.experiments.panels import (
     title,
     wrapped,
 )
-from sinkformers.experiments.records import value
+from sinkformers.experiments.reporting.records import value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

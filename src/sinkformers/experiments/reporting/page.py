@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sinkformers.experiments import curves, finals, tables, words
 from sinkformers.experiments.artefact import ExperimentError
-from sinkformers.experiments.panels import save
-from sinkformers.experiments.summary import Summary
+from sinkformers.experiments.reporting import curves, finals, tables, words
+from sinkformers.experiments.reporting.panels import save
+from sinkformers.experiments.reporting.summary import Summary
 
 TEMPLATE = "page.html.jinja"
 FORMATS = (".png", ".svg")

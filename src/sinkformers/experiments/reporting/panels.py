@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinkformers.experiments.comparison import side
+from sinkformers.experiments.reporting.comparison import side
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sinkformers.experiments.artefact import Artefact, ExperimentError, Preset, Record
-from sinkformers.experiments.comparison import key
-from sinkformers.experiments.records import Found, Unfinished, cell
-from sinkformers.experiments.rows import LOWER_IS_BETTER, Row, overhead, row
+from sinkformers.experiments.reporting.comparison import key
+from sinkformers.experiments.reporting.records import Found, Unfinished, cell
+from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row, overhead, row
 
 LABELS = {True: {"softmax", "transformer"}, False: {"sinkhorn", "sinkformer"}}  # of paper_numbers; True is n_iters = 1
 

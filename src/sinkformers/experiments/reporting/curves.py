@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.experiments.artefact import ExperimentError, Record
-from sinkformers.experiments.comparison import comparisons, side
-from sinkformers.experiments.panels import (
+from sinkformers.experiments.reporting.comparison import comparisons, side
+from sinkformers.experiments.reporting.panels import (
     INK,
     SINKHORN,
     TARGET,
@@ -28,7 +28,7 @@ from sinkformers.experiments.panels import (
     title,
     wrapped,
 )
-from sinkformers.experiments.records import number
+from sinkformers.experiments.reporting.records import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""Finished cells as tables, figures, sentences, and one page."""
