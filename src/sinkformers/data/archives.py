@@ -93,12 +93,10 @@ def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> Member:
 def _check(members: list[Member], archive: Path, most_bytes: int) -> None:
     for member in members:
         reason = None
+        path = PureWindowsPath(member.name)  # knows drives, and both kinds of separators
         if member.kind not in ("file", "folder"):
             reason = f"is a {member.kind}"
-        # What is harmless to one system may be a drive or a separator to another.
-        elif any(
-            path.anchor or ".." in path.parts for path in (PurePosixPath(member.name), PureWindowsPath(member.name))
-        ):
+        elif path.anchor or ".." in path.parts:
             reason = "leads out of the folder"
         if reason:
             raise DataError(
