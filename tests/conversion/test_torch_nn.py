@@ -360,7 +360,7 @@ def test_known_pooling_stays_softmax():
         (lambda m: to_sinkformer(m, tau="half"), TypeError, r"""number from 0.*"learned"; got 'half'"""),
         (lambda m: to_sinkformer(m, tau=torch.ones(2)), TypeError, r"got a tensor.*gives each head a parameter"),
         (lambda m: to_sinkformer(m, select=3), TypeError, r"select must be a pattern.*got int"),
-        (lambda m: to_sinkformer(m, adapter="mine"), ValueError, r"adapter must be None or one of 'sinkformers', 'torch.nn'.*'mine'"),
+        (lambda m: to_sinkformer(m, adapter="mine"), ValueError, r"must be None or one of 'sinkformers', .*'mine'"),
         (lambda m: to_sinkformer(m, select="layer.*"), ValueError, r"select holds none.*'layers.0.self_attn'"),
         (lambda m: to_sinkformer(nn.Linear(2, 2)), ValueError, r"this Linear has no.*No attention was found at all"),
         (lambda m: set_n_iters(m, 3), ValueError, r"set_n_iters: nothing in this TransformerEncoder is converted"),
