@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sinkformers.experiments.artefact import ExperimentError
+from sinkformers.experiments.artefact import METRICS, ExperimentError
 from sinkformers.experiments.workbench import cells
 from sinkformers.experiments.workbench.cells import claim
 
@@ -98,7 +98,7 @@ def test_a_holder_that_was_asleep_gives_up(tmp_path):
         held.check()
     (tmp_path / "claim-2").unlink()
     held.check()
-    (tmp_path / cells.DONE).write_text("{}")
+    (tmp_path / METRICS).write_text("{}")
     with pytest.raises(ExperimentError, match="taken over by another process"):
         held.check()
 

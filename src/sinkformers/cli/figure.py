@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sinkformers.cli.refusal import refuse
+from sinkformers.cli.refusal import need, refuse
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -51,10 +51,7 @@ def _prepare(out: Path) -> None:
         refuse(f"--out must name a file, but {out} is a folder; try {out / 'figure.png'}.")
     if out.suffix.lower() not in FORMATS:
         refuse(f"--out must end in {', '.join(FORMATS)}, which choose the format; got {out}.")
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        refuse("figures need matplotlib; install it with pip install 'sinkformers[cli]'.")
+    need("figures", ("matplotlib",), "cli")
     if out.parent.exists() and not out.parent.is_dir():
         refuse(f"cannot write {out}: {out.parent} is not a folder; choose another --out.")
     with _refusing_to_write(out):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from sinkformers.experiments.artefact import Artefact
 
 
 def show(as_json: Annotated[bool, typer.Option("--json", help="The same as data.")] = False) -> None:
@@ -24,7 +27,7 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="The same as data.
             typer.echo(f"{'':<{width}}  --preset {name:<8}{preset.about}; {needs}; {preset.takes}")
 
 
-def _as_data(artefact) -> dict:
+def _as_data(artefact: Artefact) -> dict[str, Any]:
     return {
         "name": artefact.name,
         "title": artefact.title,

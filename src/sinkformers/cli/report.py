@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sinkformers.cli.refusal import refuse
+from sinkformers.cli.refusal import need, refuse
 
 if TYPE_CHECKING:
     from sinkformers.experiments.reporting.summary import Summary
@@ -31,7 +31,7 @@ def report(
     ] = None,
 ) -> None:
     """Tables of all finished runs beside the paper's numbers, and a page with figures that opens offline."""
-    _need_libraries()
+    need("reports", ("matplotlib", "jinja2"), "cli")
     from sinkformers.experiments import catalogue
     from sinkformers.experiments.artefact import ExperimentError
     from sinkformers.experiments.reporting import page, records
@@ -51,16 +51,6 @@ def report(
     except OSError as error:
         refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another --out.")
     typer.echo(f"Written to {written}")
-
-
-def _need_libraries() -> None:
-    from importlib import import_module
-
-    for name in ("matplotlib", "jinja2"):
-        try:
-            import_module(name)
-        except ModuleNotFoundError:
-            refuse(f"reports need {name}; install it with pip install 'sinkformers[cli]'.")
 
 
 def _nothing(folders: list[Path], unfinished: int) -> str:

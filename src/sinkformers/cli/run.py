@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sinkformers.cli.refusal import refuse
+from sinkformers.cli.refusal import need, refuse
 
 if TYPE_CHECKING:
     from sinkformers.experiments.artefact import Artefact, Cell
@@ -45,7 +45,7 @@ def run(
         if chosen.make is not None:
             _make(chosen.make, out / artefact / preset)
             return
-        _need_libraries()
+        need("experiments", ("accelerate", "psutil", "safetensors", "tensorboard"), "experiments")
         if jobs > 1:
             _side_by_side(jobs, cells, out)
         else:
@@ -76,16 +76,6 @@ def _select(
 
     artefact = selection.artefact_named(name)
     return artefact, selection.cells(artefact, preset, seeds=seeds, n_iters=n_iters, arms=arms)
-
-
-def _need_libraries() -> None:
-    from importlib import import_module
-
-    for name in ("accelerate", "psutil", "safetensors", "tensorboard"):
-        try:
-            import_module(name)
-        except ModuleNotFoundError:
-            refuse(f"experiments need {name}; install it with pip install 'sinkformers[experiments]'.")
 
 
 def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **options: Any) -> None:

@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sinkformers.experiments.workbench.task import Task
 
+# The files of a cell.
+METRICS = "metrics.json"  # its record; with it a cell is finished
+RUN = "run.json"  # what made the record
+LOG = "log.jsonl"  # a line an epoch
+
 
 class ExperimentError(Exception):
     """Something its user can change; the message says what, and how."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkformers.experiments.artefact import ExperimentError, Record
+from sinkformers.experiments.artefact import LOG, METRICS, RUN, ExperimentError, Record
 from sinkformers.experiments.reporting.comparison import order
 
 CELL = re.compile(r"seed-(\d+)")
@@ -49,7 +49,7 @@ def find(folders: Iterable[Path]) -> Found:
     finished: dict[tuple[str, str, str, int], tuple[Path, Record]] = {}
     unfinished: dict[tuple[str, str, str, int], Unfinished] = {}
     for folder in _cells(folders):
-        if not (folder / "metrics.json").exists():
+        if not (folder / METRICS).exists():
             begun = _unfinished(folder)
             unfinished[begun.cell] = max(begun, unfinished.get(begun.cell, begun))
             continue
@@ -57,7 +57,7 @@ def find(folders: Iterable[Path]) -> Found:
         first, known = finished.setdefault(cell(record), (folder, record))
         if json.dumps(known.metrics, sort_keys=True) != json.dumps(record.metrics, sort_keys=True):
             raise ExperimentError(
-                f"{first / 'metrics.json'} and {folder / 'metrics.json'} are the same cell with different results; "
+                f"{first / METRICS} and {folder / METRICS} are the same cell with different results; "
                 "report on one of them at a time."
             )
     records = sorted((record for _, record in finished.values()), key=_order)
@@ -66,12 +66,12 @@ def find(folders: Iterable[Path]) -> Found:
 
 def read(folder: Path) -> Record:
     """A finished cell. `run.json` may be missing: then nothing is known of its machine and its time."""
-    file = folder / "metrics.json"
+    file = folder / METRICS
     metrics = _json(file)
     fault = _fault(metrics)
     if fault:
         raise ExperimentError(f"{file} is no record of a cell: {fault}. Delete it and train the cell again.")
-    run = _json(folder / "run.json") if (folder / "run.json").exists() else {}
+    run = _json(folder / RUN) if (folder / RUN).exists() else {}
     return Record(metrics, run)
 
 
@@ -127,7 +127,7 @@ def _cells(folders: Iterable[Path]) -> list[Path]:
 
 def _unfinished(folder: Path) -> Unfinished:
     artefact, preset, arm, seed = ("", "", "", *folder.resolve().parts)[-4:]
-    log = folder / "log.jsonl"
+    log = folder / LOG
     # A line that is being written has no end yet.
     epochs = log.read_bytes().count(b"\n") if log.exists() else 0
     return Unfinished(artefact, preset, arm, int(seed.removeprefix("seed-")), epochs)

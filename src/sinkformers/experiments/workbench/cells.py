@@ -20,9 +20,8 @@ from types import TracebackType
 
 import psutil
 
-from sinkformers.experiments.artefact import ExperimentError
+from sinkformers.experiments.artefact import METRICS, ExperimentError
 
-DONE = "metrics.json"  # a cell that has this is finished
 LEASE = 600.0
 BEAT = 30.0
 
@@ -48,7 +47,7 @@ class Claim:
     def check(self) -> None:
         """Refuse to go on where another process has taken over."""
         folder = self.file.parent
-        if self._lost or (folder / DONE).exists() or _highest(folder) != _number(self.file):
+        if self._lost or (folder / METRICS).exists() or _highest(folder) != _number(self.file):
             raise ExperimentError(
                 f"{folder} was taken over by another process, because this one was not heard of for "
                 f"{LEASE:.0f} s. It goes on there; nothing is lost."

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-LOG = "log.jsonl"  # of a cell: a line an epoch
 PAUSE = 10.0  # seconds between two lines in a pipe, at least
 
 

@@ -13,14 +13,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from sinkformers.experiments.artefact import Artefact, Cell, ExperimentError, Preset
+from sinkformers.experiments.artefact import LOG, METRICS, RUN, Artefact, Cell, ExperimentError, Preset
 from sinkformers.experiments.workbench import checkpoint, training
-from sinkformers.experiments.workbench.cells import DONE, Claim, claim
-from sinkformers.experiments.workbench.display import LOG, Display
+from sinkformers.experiments.workbench.cells import Claim, claim
+from sinkformers.experiments.workbench.display import Display
 from sinkformers.experiments.workbench.provenance import provenance
-
-RUN = "run.json"
-SAVE_EVERY = 30.0
 
 
 def run(
@@ -33,7 +30,7 @@ def run(
     display: Display,
     device: str = "auto",
     precision: str = "no",
-    save_every: float = SAVE_EVERY,
+    save_every: float,
 ) -> list[Cell]:
     """Train what is missing of `cells` and return those that others are training."""
     accelerator = _accelerator(device, precision)
@@ -113,7 +110,7 @@ def _train(
     }
     checkpoint.write(folder / "model.safetensors", done.model.state_dict(), {"settings": dict(cell.arm.settings)})
     checkpoint.replace(folder / RUN, _json(made))
-    checkpoint.replace(folder / DONE, _json(metrics))  # last: with it the cell is finished
+    checkpoint.replace(folder / METRICS, _json(metrics))  # last: with it the cell is finished
     (folder / training.CHECKPOINT).unlink(missing_ok=True)
 
 
@@ -159,7 +156,7 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def _is_done(out: Path, cell: Cell) -> bool:
-    return (out / cell.folder / DONE).exists()
+    return (out / cell.folder / METRICS).exists()
 
 
 def _accelerator(device: str, precision: str) -> Accelerator:

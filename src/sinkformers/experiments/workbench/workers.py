@@ -8,9 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sinkformers.experiments.artefact import Cell
-from sinkformers.experiments.workbench.cells import DONE
-from sinkformers.experiments.workbench.display import LOG, Display
+from sinkformers.experiments.artefact import LOG, METRICS, Cell
+from sinkformers.experiments.workbench.display import Display
 
 LOOK = 0.5  # seconds between two looks at what the workers have done
 
@@ -19,14 +18,14 @@ def side_by_side(command: Sequence[str], jobs: int, cells: Sequence[Cell], out: 
     """Run the command `jobs` times, show how far the cells are, and return the highest exit code."""
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     workers = [subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": threads}) for _ in range(jobs)]
-    done = {cell.folder for cell in cells if (out / cell.folder / DONE).exists()}
+    done = {cell.folder for cell in cells if (out / cell.folder / METRICS).exists()}
     over = False
     try:
         with display:
             while not over:
                 over = all(worker.poll() is not None for worker in workers)
                 for cell in cells:
-                    if cell.folder not in done and (out / cell.folder / DONE).exists():
+                    if cell.folder not in done and (out / cell.folder / METRICS).exists():
                         done.add(cell.folder)
                         display.say(f"{cell.name}: done")
                 display.cells(len(done), len(cells))
