@@ -6,22 +6,12 @@ from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CONVERT, Adapter, Place
 from sinkformers.conversion.attend import attend
-from sinkformers.conversion.settings import Settings, relaxation
+from sinkformers.conversion.settings import Settings, UnderSettings
 from sinkformers.modules import SelfAttention
 
 
-class SinkhornSelfAttention(SelfAttention):
+class SinkhornSelfAttention(UnderSettings, SelfAttention):
     """A `SelfAttention` under the settings that conversion gave it."""
-
-    sinkhorn: Settings
-
-    @property
-    def n_iters(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.sinkhorn.n_iters
-
-    @property
-    def tau(self) -> float | Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return relaxation(self, self.sinkhorn)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0

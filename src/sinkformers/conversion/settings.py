@@ -53,6 +53,20 @@ def relaxation(module: nn.Module, settings: Settings) -> float | Tensor:
     return settings.tau
 
 
+class UnderSettings(nn.Module):
+    """A module of ours that was converted: `n_iters` and `tau` are those of its settings."""
+
+    sinkhorn: Settings
+
+    @property
+    def n_iters(self) -> int:
+        return self.sinkhorn.n_iters
+
+    @property
+    def tau(self) -> float | Tensor:
+        return relaxation(self, self.sinkhorn)
+
+
 def is_softmax(settings: Settings) -> bool:
     return settings.n_iters == 1 or settings.tau == 0
 

@@ -6,22 +6,12 @@ from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, pools
 from sinkformers.conversion.attend import attend
-from sinkformers.conversion.settings import Settings, relaxation, settings_of
+from sinkformers.conversion.settings import UnderSettings, settings_of
 from sinkformers.modules import MultiheadAttention
 
 
-class SinkhornMultiheadAttention(MultiheadAttention):
+class SinkhornMultiheadAttention(UnderSettings, MultiheadAttention):  # pyright: ignore[reportIncompatibleVariableOverride]
     """An `nn.MultiheadAttention` that was converted: the same object under another class, with its own parameters."""
-
-    sinkhorn: Settings
-
-    @property
-    def n_iters(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.sinkhorn.n_iters
-
-    @property
-    def tau(self) -> float | Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return relaxation(self, self.sinkhorn)
 
     def _attend(
         self,
