@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend; `mask` (batch, n) is True at the tokens that take part, as queries and as keys."""
-        heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         query, key, value = heads[0], heads[-2], heads[-1]
         return self.out(self._attend(query, key, value, mask).transpose(1, 2).flatten(2))
 
