@@ -2,6 +2,7 @@
 
 from sinkformers.modules.multihead import MultiheadAttention
 from sinkformers.modules.self_attention import SelfAttention
+from sinkformers.modules.set_blocks import ISAB, MAB, PMA, SAB
 from sinkformers.modules.sinkhorn import Sinkhorn
 
-__all__ = ["MultiheadAttention", "SelfAttention", "Sinkhorn"]
+__all__ = ["ISAB", "MAB", "PMA", "SAB", "MultiheadAttention", "SelfAttention", "Sinkhorn"]
