@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CONVERT, POOLING, Adapter, Place
-from sinkformers.conversion.attend import WARNED, attend
+from sinkformers.conversion.attend import WARNED, WATCHER, attend
 from sinkformers.conversion.settings import Settings, relaxation
-from sinkformers.modules import MAB, PMA, SelfAttention
+from sinkformers.modules import MAB, PMA, OffsetAttention, SelfAttention
 from sinkformers.modules.heads import Heads
 
 
@@ -45,8 +45,21 @@ class SinkhornMAB(SinkhornHeads, MAB):
     """A `MAB` under the settings that conversion gave it."""
 
 
+class SinkhornOffsetAttention(OffsetAttention, SinkhornHeads):
+    """An `OffsetAttention` under the settings that conversion gave it."""
+
+    def _show(self, weights: Tensor) -> None:
+        watcher = self.__dict__.get(WATCHER)
+        if watcher is not None:
+            watcher.see(weights.detach(), None, None, None)
+
+
 # What each module becomes.
-KINDS: dict[type[Heads], type[SinkhornHeads]] = {SelfAttention: SinkhornSelfAttention, MAB: SinkhornMAB}
+KINDS: dict[type[Heads], type[Heads]] = {
+    SelfAttention: SinkhornSelfAttention,
+    MAB: SinkhornMAB,
+    OffsetAttention: SinkhornOffsetAttention,
+}
 
 
 def _kind(module: nn.Module) -> type[Heads] | None:
