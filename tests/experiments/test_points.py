@@ -17,6 +17,7 @@ from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.catalogue import find
 from sinkformers.experiments.points import PointTask
 from sinkformers.experiments.workbench.task import Recipe
+from sinkformers.experiments.workbench.training import Hooks, Training
 
 NAMES = ("table1-set", "table1-pct", "figure3", "figure2-points")
 CONFIGS = {"set": table1_set.SMOKE, "pct": table1_pct.SMOKE}
@@ -204,3 +205,36 @@ def test_smoke_runs_learn_from_the_computed_shapes(name):
             optimiser.step()
     assert made.evaluate(model.eval(), Accelerator(cpu=True))["accuracy"] > 0.3  # an eighth is chance
     assert made.facts["data"] == {"name": "shapes", "train": 192, "test": 64}
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_run_that_was_stopped_comes_to_the_same_bits(kind, tmp_path):
+    """Augmentation, dropout and the statistics of BatchNorm go on where they were."""
+    finals = []
+    for name, stop_at in (("whole", None), ("stopped", 7)):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        torch.manual_seed(5)
+        made = task(kind, n_iters=3)
+        made.recipe = replace(made.recipe, epochs=2)
+
+        def step(epoch, done, of, stop_at=stop_at):
+            if stop_at is not None and (epoch - 1) * of + done == stop_at:
+                raise Stopped
+
+        def training(hook, made=made, name=name):
+            hooks = Hooks(hook, lambda record, seconds: None, lambda: None)
+            (tmp_path / name).mkdir(exist_ok=True)
+            return Training(made, {"seed": 3}, tmp_path / name, Accelerator(cpu=True), hooks)
+
+        if stop_at is not None:
+            with pytest.raises(Stopped):
+                training(step).run(0.0)
+        finals.append(training(lambda *_: None).run(0.0))
+    assert [each.resumed for each in finals] == [0, 1]
+    assert finals[0].epochs == finals[1].epochs
+    states = [each.model.state_dict() for each in finals]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
