@@ -180,4 +180,4 @@ def test_the_list_begins_its_lines_with_whole_names():
     assert names == {artefact["name"] for artefact in listed}
     assert "figure2-translation" in names
     assert next(a for a in listed if a["name"] == "figure6")["presets"]["small"]["seeds"] == [0, 1, 2]
-    assert next(a["name"] for a in listed if a["planned"]) == "figure2-points"
+    assert next(a["name"] for a in listed if a["planned"]) == "figure2-translation"

@@ -8,6 +8,7 @@ import pytest
 from sinkformers.experiments import selection
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.catalogue import ARTEFACTS
+from sinkformers.experiments.images import VisionConfig
 
 NAMES = [
     "figure1",
@@ -40,9 +41,9 @@ def test_presets_make_sense(artefact):
         for arm in preset.arms:
             assert arm.name.endswith(f"n-{arm.n_iters}")
             config = preset.config.of(arm.settings)
-            assert config.image % config.patch == 0
+            assert not isinstance(config, VisionConfig) or config.image % config.patch == 0
             json.dumps(dict(arm.settings))
-    assert artefact.presets["smoke"].data == "digits"
+    assert artefact.presets["smoke"].data in ("digits", "")  # embedded
 
 
 @pytest.mark.parametrize(

@@ -4,37 +4,82 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import CONVERT, Adapter, Place
-from sinkformers.conversion.attend import attend
+from sinkformers.conversion.adapter import CONVERT, POOLING, Adapter, Place
+from sinkformers.conversion.attend import WARNED, WATCHER, attend
 from sinkformers.conversion.settings import Settings, UnderSettings
-from sinkformers.modules import SelfAttention
+from sinkformers.modules import MAB, PMA, OffsetAttention, SelfAttention
+from sinkformers.modules.heads import Heads
 
 
-class SinkhornSelfAttention(UnderSettings, SelfAttention):
+class SinkhornHeads(UnderSettings, Heads):
+    """`Heads` under the settings that conversion gave them."""
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        options: dict[str, Any] = {"scale": self.scale, "query_mask": query_mask, "key_mask": key_mask}
+        return attend(self, self.sinkhorn, query, key, value, None, dropout, **options)[0]
+
+
+class SinkhornSelfAttention(SinkhornHeads, SelfAttention):
     """A `SelfAttention` under the settings that conversion gave it."""
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        return attend(self, self.sinkhorn, query, key, value, None, dropout, query_mask=mask, key_mask=mask)[0]
+
+class SinkhornMAB(SinkhornHeads, MAB):
+    """A `MAB` under the settings that conversion gave it."""
+
+
+class SinkhornOffsetAttention(OffsetAttention, SinkhornHeads):
+    """An `OffsetAttention` under the settings that conversion gave it."""
+
+    def _show(self, weights: Tensor) -> None:
+        watcher = self.__dict__.get(WATCHER)
+        if watcher is not None:
+            watcher.see(weights.detach(), None, None, None)
+
+
+# What each module becomes.
+KINDS: dict[type[Heads], type[Heads]] = {
+    SelfAttention: SinkhornSelfAttention,
+    MAB: SinkhornMAB,
+    OffsetAttention: SinkhornOffsetAttention,
+}
+
+
+def _kind(module: nn.Module) -> type[Heads] | None:
+    return next((kind for kind in KINDS if isinstance(module, kind)), None)
 
 
 def _recognise(place: Place) -> str | None:
-    return CONVERT if isinstance(place.module, SelfAttention) else None
+    if _kind(place.module) is None:
+        return None
+    return POOLING if isinstance(place.parent, PMA) and place.parent.stays_softmax else CONVERT
 
 
-def _convert(place: Place) -> None:
+def _convert(place: Place) -> type[Heads]:
+    kind = _kind(place.module)
+    assert kind is not None
     for name in ("n_iters", "tau"):  # the settings speak from now on
         place.module.__dict__.pop(name, None)
-    place.module.__class__ = SinkhornSelfAttention
+    if isinstance(place.parent, PMA):
+        place.module.__dict__[WARNED] = True  # a single seed was given to Sinkhorn by name
+    place.module.__class__ = KINDS[kind]
+    return kind
 
 
 def _restore(module: nn.Module, undo: Any) -> None:
-    module.__class__ = SelfAttention
+    module.__class__ = undo
     module.__dict__.update(n_iters=1, tau=1.0)
 
 
 def _implied(module: nn.Module) -> Settings | None:
-    if not isinstance(module, SelfAttention):
+    if not isinstance(module, Heads):
         return None
     assert isinstance(module.tau, float)  # only conversion makes it a tensor
     return Settings(module.n_iters, module.tau)

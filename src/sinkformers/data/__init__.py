@@ -15,18 +15,25 @@ from sinkformers.data.progress import Progress
 from sinkformers.data.status import Status, status_of
 
 if TYPE_CHECKING:
+    from sinkformers.data.clouds import Clouds, PointSet, on_unit_sphere
     from sinkformers.data.dogs_vs_cats import load_dogs_vs_cats
     from sinkformers.data.embedded import load_digits
     from sinkformers.data.idx import load_mnist
     from sinkformers.data.images import Images, ImageSet
+    from sinkformers.data.modelnet40 import load_modelnet40
+    from sinkformers.data.modelnet40_meshes import load_modelnet40_meshes
+    from sinkformers.data.point_files import read_points
+    from sinkformers.data.shapes import load_shapes
 
 __all__ = [
     "CATALOGUE",
+    "Clouds",
     "DataError",
     "DataFile",
     "DataSet",
     "ImageSet",
     "Images",
+    "PointSet",
     "Progress",
     "Status",
     "data_folder",
@@ -35,16 +42,28 @@ __all__ = [
     "load_digits",
     "load_dogs_vs_cats",
     "load_mnist",
+    "load_modelnet40",
+    "load_modelnet40_meshes",
+    "load_shapes",
+    "on_unit_sphere",
+    "read_points",
     "status_of",
     "unpack",
 ]
 
 _FILE = {
+    "Clouds": "clouds",
     "ImageSet": "images",
     "Images": "images",
+    "PointSet": "clouds",
     "load_digits": "embedded",
     "load_dogs_vs_cats": "dogs_vs_cats",
     "load_mnist": "idx",
+    "load_modelnet40": "modelnet40",
+    "load_modelnet40_meshes": "modelnet40_meshes",
+    "load_shapes": "shapes",
+    "on_unit_sphere": "clouds",
+    "read_points": "point_files",
 }
 
 

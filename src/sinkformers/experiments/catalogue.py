@@ -5,25 +5,21 @@ from __future__ import annotations
 from sinkformers.experiments.artefact import Artefact
 from sinkformers.experiments.figure1 import FIGURE1
 from sinkformers.experiments.figure2_mnist import FIGURE2_MNIST
+from sinkformers.experiments.figure2_points import FIGURE2_POINTS
+from sinkformers.experiments.figure3 import FIGURE3
 from sinkformers.experiments.figure5 import FIGURE5
 from sinkformers.experiments.figure6 import FIGURE6
+from sinkformers.experiments.table1_pct import TABLE1_PCT
+from sinkformers.experiments.table1_set import TABLE1_SET
 
 ARTEFACTS = (
     FIGURE1,
     FIGURE2_MNIST,
-    Artefact("figure2-points", "Column sums while a Point Cloud Transformer trains", "most columns drift to 1"),
+    FIGURE2_POINTS,
     Artefact("figure2-translation", "Column sums while a translation model trains", "most columns drift to 1"),
-    Artefact(
-        "table1-set",
-        "ModelNet40: Set Transformer and Set Sinkformer",
-        "best/median/mean/worst of 4 runs: 87.8/86.3/85.8/84.7 against 89.1/88.4/88.3/88.1",
-    ),
-    Artefact(
-        "table1-pct",
-        "ModelNet40: Point Cloud Transformer and Point Cloud Sinkformer",
-        "best/median/mean/worst of 4 runs: 93.2/92.5/92.5/92.3 against 93.1/92.8/92.7/92.5",
-    ),
-    Artefact("figure3", "ModelNet40: learning curves of Set Sinkformers by n_iters", "a plot"),
+    TABLE1_SET,
+    TABLE1_PCT,
+    FIGURE3,
     Artefact("figure4", "IMDb: learning curves of a text Transformer and its Sinkformer", "a plot; epoch +8 %"),
     Artefact(
         "table2",

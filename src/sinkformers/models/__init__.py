@@ -1,5 +1,7 @@
 """The paper's models, each a Transformer at `n_iters=1`."""
 
+from sinkformers.models.point_cloud_transformer import PointCloudTransformer
+from sinkformers.models.set_transformer import SetTransformer
 from sinkformers.models.vit import ViT
 
-__all__ = ["ViT"]
+__all__ = ["PointCloudTransformer", "SetTransformer", "ViT"]

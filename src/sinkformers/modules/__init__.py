@@ -1,7 +1,9 @@
 """`nn.Module` shells of the operator and the attention."""
 
 from sinkformers.modules.multihead import MultiheadAttention
+from sinkformers.modules.offset_attention import OffsetAttention
 from sinkformers.modules.self_attention import SelfAttention
+from sinkformers.modules.set_blocks import ISAB, MAB, PMA, SAB
 from sinkformers.modules.sinkhorn import Sinkhorn
 
-__all__ = ["MultiheadAttention", "SelfAttention", "Sinkhorn"]
+__all__ = ["ISAB", "MAB", "PMA", "SAB", "MultiheadAttention", "OffsetAttention", "SelfAttention", "Sinkhorn"]

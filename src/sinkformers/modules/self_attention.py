@@ -1,16 +1,13 @@
 """`SelfAttention`: the attention that our own models are built on."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
-from sinkformers.attention import sinkhorn_attention
-from sinkformers.core import checks
+from sinkformers.modules.heads import Heads
 
 CALLER = "SelfAttention"
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Heads):
     """Multi-head self-attention of tokens (batch, n, dim), with heads of any size.
 
     Args:
@@ -41,14 +38,13 @@ class SelfAttention(nn.Module):
         bias: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(n_iters, tau, dropout=dropout)
         if head_dim is None and dim % num_heads:
             raise ValueError(
                 f"{CALLER}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
             )
         self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
-        self.n_iters, self.tau = checks.iterations(CALLER, n_iters), checks.setting(CALLER, tau)
-        self.tie_qk, self.dropout = tie_qk, dropout
+        self.tie_qk = tie_qk
         inner = self.num_heads * self.head_dim
         self.project = nn.Linear(dim, (2 if tie_qk else 3) * inner, bias=bias)
         self.out = nn.Linear(inner, dim)
@@ -57,13 +53,7 @@ class SelfAttention(nn.Module):
         """Attend; `mask` (batch, n) is True at the tokens that take part, as queries and as keys."""
         heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         query, key, value = heads[0], heads[-2], heads[-1]
-        return self.out(self._attend(query, key, value, mask).transpose(1, 2).flatten(2))
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """The output of heads (batch, heads, n, head_dim)."""
-        dropout = self.dropout if self.training else 0.0
-        options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": mask, "key_mask": mask}
-        return sinkhorn_attention(query, key, value, None, dropout, **options)
+        return self.out(self._attend(query, key, value, mask, mask).transpose(1, 2).flatten(2))
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, n_iters={self.n_iters}, tau={self.tau}, tie_qk={self.tie_qk}"

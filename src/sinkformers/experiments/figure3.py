@@ -1,0 +1,26 @@
+"""Figure 3: learning curves of Set Sinkformers on ModelNet40, by number of iterations.
+
+    sinkformers run figure3 --preset small --data DIR
+
+They are the models of the upper half of Table 1, one seed each: a cell here comes to the same numbers as that of
+`table1-set` with the same arm and seed, whose report draws the curves of all seeds. The paper plots the error, 1 −
+accuracy, and the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sinkformers.experiments.artefact import Artefact
+from sinkformers.experiments.table1_set import TABLE1_SET
+
+FIGURE3 = Artefact(
+    name="figure3",
+    title="ModelNet40: learning curves of Set Sinkformers by n_iters",
+    paper="a plot: more iterations, a higher accuracy",
+    presets={
+        name: replace(preset, seeds=(0,), takes="about 50 minutes on two cores" if name == "small" else preset.takes)
+        for name, preset in TABLE1_SET.presets.items()
+    },
+    task=TABLE1_SET.task,
+)

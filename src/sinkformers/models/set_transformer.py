@@ -1,0 +1,81 @@
+"""The Set Transformer's classifier, and its Sinkformer: the same parameters, another normalisation."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sinkformers.modules import ISAB, PMA, SAB
+from sinkformers.modules.set_blocks import Plan, ScaleBy
+
+
+def unscaled_plan(seen: Tensor) -> Tensor:
+    """What heads (batch, heads, n, d) would have seen with rows that sum to 1/n, as in the paper's own code.
+
+    That code takes Sinkhorn's transport plan, whose entries sum to 1, for the attention matrix.
+    """
+    return seen / seen.shape[-2]
+
+
+class SetTransformer(nn.Module):
+    """Sets (batch, n, features) to logits (batch, classes), whatever the order of their elements.
+
+    The paper's: two ISAB, then a SAB and a PMA, and a linear head. The SAB compares all elements, in time n²; its
+    authors' code leaves it out (`sab=False`), and drops half of what goes into the PMA and out of it (`dropout=0.5`).
+
+    Args:
+        dim, heads, inducing: width of the elements, number of heads, number of inducing points of each ISAB.
+        seeds: of the PMA; all of them go into the head. A single one stays SoftMax, unless `literal_pool`.
+        norm, scale_by: of every `MAB`, as there.
+        plan: of every `MAB`, as there; `unscaled_plan` is the authors'.
+        n_iters, tau: of every `MAB`. `n_iters=1` is the Set Transformer.
+
+    Examples:
+        >>> import torch
+        >>> from sinkformers.models import SetTransformer
+        >>> model = SetTransformer(classes=40, dim=32, heads=4, inducing=16, n_iters=21)
+        >>> model(torch.randn(2, 100, 3), mask=torch.arange(100) < torch.tensor([[100], [60]])).shape
+        torch.Size([2, 40])
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        features: int = 3,
+        dim: int = 256,
+        heads: int = 4,
+        inducing: int = 16,
+        sab: bool = True,
+        seeds: int = 1,
+        literal_pool: bool = False,
+        norm: bool = True,
+        dropout: float = 0.0,
+        scale_by: ScaleBy = "head",
+        plan: Plan | None = None,
+        n_iters: int = 3,
+        tau: float = 1.0,
+    ) -> None:
+        super().__init__()
+        options: dict[str, Any] = {
+            "norm": norm,
+            "scale_by": scale_by,
+            "plan": plan,
+            "n_iters": n_iters,
+            "tau": tau,
+        }
+        self.encoder = nn.ModuleList(ISAB(width, dim, heads, inducing, **options) for width in (features, dim))
+        self.sab = SAB(dim, dim, heads, **options) if sab else None
+        self.pool = PMA(dim, heads, seeds, literal=literal_pool, **options)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(seeds * dim, classes)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` (batch, n) is True at the elements that take part; what stands in the others does not matter."""
+        if mask is not None:
+            x = x.masked_fill(~mask[..., None], 0.0)
+        for block in self.encoder:
+            x = block(x, mask)
+        if self.sab is not None:
+            x = self.sab(x, mask)
+        x = self.pool(self.dropout(x), mask)
+        return self.head(self.dropout(x).flatten(1))

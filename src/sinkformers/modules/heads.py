@@ -1,0 +1,45 @@
+"""`Heads`: what all our attention modules share, and what conversion puts its own settings into."""
+
+from torch import Tensor, nn
+
+from sinkformers.attention import sinkhorn_attention
+from sinkformers.core import checks
+
+
+class Heads(nn.Module):
+    """Heads (batch, heads, n, d) that attend to others (batch, heads, m, d), `n_iters` normalisations each.
+
+    Args:
+        n_iters, tau: as in `sinkhorn`.
+        scale: of the dot products; 1/√d if not given.
+        dropout: of the weights, while training.
+    """
+
+    num_heads: int
+
+    def __init__(self, n_iters: int, tau: float, scale: float | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        caller = type(self).__name__
+        self.n_iters, self.tau = checks.iterations(caller, n_iters), checks.setting(caller, tau)
+        self.scale, self.dropout = scale, dropout
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The output (batch, heads, n, e); masks (batch, n) and (batch, m) are True at the tokens that take part."""
+        return sinkhorn_attention(
+            query,
+            key,
+            value,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=self.scale,
+            n_iters=self.n_iters,
+            tau=self.tau,
+            query_mask=query_mask,
+            key_mask=key_mask,
+        )

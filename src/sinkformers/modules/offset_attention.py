@@ -1,0 +1,85 @@
+"""`OffsetAttention`: the layer of Point Cloud Transformers (Guo et al. 2021)."""
+
+from torch import Tensor, nn
+
+from sinkformers.core import sinkhorn
+from sinkformers.modules.heads import Heads
+
+PORT_ITERS = 2
+
+
+def port_weights(scores: Tensor) -> Tensor:
+    """The normalisation that PCT was published with: scores (…, n, n), columns first, then rows.
+
+    Its code applies SoftMax to the rows, divides by the sums of the columns, and uses the result transposed. Rows sum
+    to 1 then, and columns do not: two half steps of Sinkhorn, of which this library would take the row first.
+    """
+    return sinkhorn(scores.mT, n_iters=PORT_ITERS).mT
+
+
+class PointNorm(nn.BatchNorm1d):
+    """BatchNorm of features (…, channels) over all axes but the last."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.reshape(-1, input.shape[-1])).view_as(input)
+
+
+class OffsetAttention(Heads):
+    """Points (batch, n, channels) move by what sets them apart from what they see: `x + relu(norm(out(x − seen)))`.
+
+    One head, with one projection for queries and keys, of width `key_dim`; dot products are not scaled.
+
+    Args:
+        n_iters, tau: as in `sinkhorn`; `n_iters=1` is SoftMax, with the same parameters.
+        port: take the two iterations as PCT was published with them, columns first (`port_weights`); `n_iters` must
+            then be 2. Converted to another count, the layer is Sinkhorn's as always.
+
+    Examples:
+        >>> import torch
+        >>> from sinkformers.modules import OffsetAttention
+        >>> OffsetAttention(12, 3, n_iters=5)(torch.randn(2, 7, 12)).shape
+        torch.Size([2, 7, 12])
+    """
+
+    num_heads = 1
+
+    def __init__(self, channels: int, key_dim: int, *, n_iters: int = 3, tau: float = 1.0, port: bool = False) -> None:
+        super().__init__(n_iters, tau, scale=1.0)
+        if port and (n_iters != PORT_ITERS or tau != 1):
+            raise ValueError(
+                f"OffsetAttention: port=True takes two iterations, columns first: n_iters must be 2 and tau 1; "
+                f"got n_iters={n_iters}, tau={tau}. Leave port out for Sinkhorn."
+            )
+        self.port = port
+        self.key = nn.Linear(channels, key_dim, bias=False)
+        self.value, self.out = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        self.norm = PointNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, value = self.key(x)[:, None], self.value(x)[:, None]
+        seen = self._attend(key, key, value)[:, 0]
+        return x + self.norm(self.out(x - seen)).relu()
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        if not self._is_port:
+            return super()._attend(query, key, value, query_mask, key_mask)
+        weights = port_weights(query @ key.mT)
+        self._show(weights)
+        return weights @ value
+
+    @property
+    def _is_port(self) -> bool:
+        return self.port and self.n_iters == PORT_ITERS and isinstance(self.tau, float) and self.tau == 1
+
+    def _show(self, weights: Tensor) -> None:
+        """Weights (batch, 1, n, n), for those who watch."""
+
+    def extra_repr(self) -> str:
+        return f"n_iters={self.n_iters}, tau={self.tau}, port={self.port}"
