@@ -1,4 +1,4 @@
-"""Data sets: located, fetched, verified, decoded and split. Tensors come out; nothing else of the package is needed.
+"""Data sets: located, fetched, verified, decoded and split. Tensors and texts come out; nothing else of ours is needed.
 
 What makes tensors is imported when first asked for, so that the command line answers before torch is loaded.
 """
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from sinkformers.data.embedded import load_digits
     from sinkformers.data.idx import load_mnist
     from sinkformers.data.images import Images, ImageSet
+    from sinkformers.data.imdb import load_imdb
+    from sinkformers.data.iwslt14 import load_iwslt14
+    from sinkformers.data.multi30k import load_multi30k
+    from sinkformers.data.number_words import load_number_words
+    from sinkformers.data.opinions import load_opinions
+    from sinkformers.data.texts import Pairs, PairSet, Texts, TextSet
 
 __all__ = [
     "CATALOGUE",
@@ -27,14 +33,23 @@ __all__ = [
     "DataSet",
     "ImageSet",
     "Images",
+    "PairSet",
+    "Pairs",
     "Progress",
     "Status",
+    "TextSet",
+    "Texts",
     "data_folder",
     "fetch",
     "find_data_set",
     "load_digits",
     "load_dogs_vs_cats",
+    "load_imdb",
+    "load_iwslt14",
     "load_mnist",
+    "load_multi30k",
+    "load_number_words",
+    "load_opinions",
     "status_of",
     "unpack",
 ]
@@ -42,9 +57,18 @@ __all__ = [
 _FILE = {
     "ImageSet": "images",
     "Images": "images",
+    "PairSet": "texts",
+    "Pairs": "texts",
+    "TextSet": "texts",
+    "Texts": "texts",
     "load_digits": "embedded",
     "load_dogs_vs_cats": "dogs_vs_cats",
+    "load_imdb": "imdb",
+    "load_iwslt14": "iwslt14",
     "load_mnist": "idx",
+    "load_multi30k": "multi30k",
+    "load_number_words": "number_words",
+    "load_opinions": "opinions",
 }
 
 
