@@ -1,5 +1,6 @@
 """The paper's models, each a Transformer at `n_iters=1`."""
 
+from sinkformers.models.text_encoder import TextEncoder
 from sinkformers.models.vit import ViT
 
-__all__ = ["ViT"]
+__all__ = ["TextEncoder", "ViT"]
