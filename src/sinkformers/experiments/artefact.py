@@ -25,6 +25,7 @@ class Arm:
 
     name: str  # names the folder of its cells
     settings: Mapping[str, Any]
+    after: str | None = None  # the arm before it, whose trained model of the same seed this one goes on with
 
     @property
     def n_iters(self) -> int:
@@ -61,6 +62,11 @@ class Cell:
     def folder(self) -> Path:
         """Where the cell lives, below the output folder."""
         return Path(self.artefact, self.preset, self.arm.name, f"seed-{self.seed}")
+
+    @property
+    def before(self) -> Path | None:
+        """Where the cell lives that must be finished before this one begins."""
+        return None if self.arm.after is None else self.folder.parents[1] / self.arm.after / self.folder.name
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sinkformers.experiments.artefact import Artefact
 from sinkformers.experiments.figure1 import FIGURE1
 from sinkformers.experiments.figure2_mnist import FIGURE2_MNIST
+from sinkformers.experiments.figure4 import FIGURE4
 from sinkformers.experiments.figure5 import FIGURE5
 from sinkformers.experiments.figure6 import FIGURE6
 
@@ -24,7 +25,7 @@ ARTEFACTS = (
         "best/median/mean/worst of 4 runs: 93.2/92.5/92.5/92.3 against 93.1/92.8/92.7/92.5",
     ),
     Artefact("figure3", "ModelNet40: learning curves of Set Sinkformers by n_iters", "a plot"),
-    Artefact("figure4", "IMDb: learning curves of a text Transformer and its Sinkformer", "a plot; epoch +8 %"),
+    FIGURE4,
     Artefact(
         "table2",
         "IWSLT'14 German to English: a trained Transformer turned into a Sinkformer",
