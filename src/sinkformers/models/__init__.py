@@ -1,6 +1,8 @@
 """The paper's models, each a Transformer at `n_iters=1`."""
 
+from sinkformers.models.beam import beam_search
 from sinkformers.models.text_encoder import TextEncoder
+from sinkformers.models.translation import TranslationTransformer
 from sinkformers.models.vit import ViT
 
-__all__ = ["TextEncoder", "ViT"]
+__all__ = ["TextEncoder", "TranslationTransformer", "ViT", "beam_search"]
