@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 from sinkformers.models import TranslationTransformer, beam_search
 
@@ -15,7 +16,9 @@ def translator(vocabulary=11, seed=0):
     sizes = {"length": 40, "dim": 12, "depth": 2, "heads": 3, "hidden": 17, "n_iters": 3}
     model = TranslationTransformer(source_vocabulary=23, target_vocabulary=vocabulary, **sizes).double().eval()
     with torch.no_grad():
-        model.target.weight.mul_(3.0)  # far from even, so that searches differ
+        for module in model.decoder.modules():  # layers outweigh the token before, which would only be repeated
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(4.0)
     return model
 
 
@@ -69,8 +72,9 @@ def test_what_else_is_in_the_batch_changes_nothing(beam, seed):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-def test_scores_are_log_probabilities_by_length(penalty):
-    model, (source, mask) = translator(), batch((9, 4))
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_are_log_probabilities_by_length(penalty, seed):
+    model, (source, mask) = translator(seed=seed), batch((9, 4, 12, 3, 8, 10))
     for row, found in enumerate(search(model, source, mask, beam=4, penalty=penalty)):
         one = slice(row, row + 1)
         expected = log_probability(model, source[one], mask[one], found.tokens) / (len(found.tokens) + 1) ** penalty

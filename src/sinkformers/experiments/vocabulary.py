@@ -100,7 +100,12 @@ class Vocabulary:
         if not self._pieces:
             return self.tokenizer.decode(inner, skip_special_tokens=False)
         pieces = [self.tokenizer.id_to_token(number) for number in inner]
-        return " ".join(piece for piece in pieces if piece is not None).replace(f"{CONTINUED} ", "")
+        return joined(" ".join(piece for piece in pieces if piece is not None))
+
+
+def joined(pieces: str) -> str:
+    """Pieces of words put together: `the ja@@ gu@@ ar` is `the jaguar`."""
+    return pieces.replace(f"{CONTINUED} ", "")
 
 
 def _library() -> Any:
