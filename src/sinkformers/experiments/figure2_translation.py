@@ -34,7 +34,7 @@ FIGURE2_TRANSLATION = Artefact(
         ),
         "small": Preset(
             "Multi30k, 3 + 3 layers, dim 256, 12 epochs, the Sinkformer beside it",
-            "about 3 hours on two cores",
+            "about 2 hours on two cores",
             "multi30k",
             (0, 1),
             arms(1, table2.N_ITERS),
