@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # The files of a cell.
 METRICS = "metrics.json"  # its record; with it a cell is finished
 RUN = "run.json"  # what made the record
+MODEL = "model.safetensors"  # the trained weights
 LOG = "log.jsonl"  # a line an epoch
 
 
@@ -30,6 +31,7 @@ class Arm:
 
     name: str  # names the folder of its cells
     settings: Mapping[str, Any]
+    after: str | None = None  # the arm before it, whose trained model of the same seed this one goes on with
 
     @property
     def n_iters(self) -> int:
@@ -66,6 +68,11 @@ class Cell:
     def folder(self) -> Path:
         """Where the cell lives, below the output folder."""
         return Path(self.artefact, self.preset, self.arm.name, f"seed-{self.seed}")
+
+    @property
+    def before(self) -> Path | None:
+        """Where the cell lives that must be finished before this one begins."""
+        return None if self.arm.after is None else self.folder.parents[1] / self.arm.after / self.folder.name
 
 
 @dataclass(frozen=True)

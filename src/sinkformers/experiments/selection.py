@@ -38,12 +38,17 @@ def cells(
     n_iters: str | None = None,
     arms: Sequence[str] = (),
 ) -> list[Cell]:
-    """The cells of a preset, seed by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`."""
+    """The cells of a preset, seed by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`.
+
+    An arm that others go on with keeps its own number of iterations.
+    """
     preset = preset_named(artefact, preset_name)
     chosen = preset.arms
     if n_iters is not None:
         counts = numbers("--n-iters", n_iters, lowest=1)
-        chosen = tuple({arm.name: arm for count in counts for arm in (_with(arm, count) for arm in chosen)}.values())
+        first = {arm.after for arm in chosen}
+        varied = (arm if arm.name in first else _with(arm, count) for count in counts for arm in chosen)
+        chosen = tuple({arm.name: arm for arm in varied}.values())
     if arms:
         kept = [arm for arm in chosen if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in arms)]
         if not kept:
@@ -70,4 +75,4 @@ def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:
 
 def _with(arm: Arm, n_iters: int) -> Arm:
     """The arm with another number of iterations, which its name ends on."""
-    return Arm(re.sub(r"n-\d+$", f"n-{n_iters}", arm.name), {**arm.settings, "n_iters": n_iters})
+    return Arm(re.sub(r"n-\d+$", f"n-{n_iters}", arm.name), {**arm.settings, "n_iters": n_iters}, arm.after)

@@ -1,7 +1,17 @@
 """The paper's models, each a Transformer at `n_iters=1`."""
 
+from sinkformers.models.beam import beam_search
 from sinkformers.models.point_cloud_transformer import PointCloudTransformer
 from sinkformers.models.set_transformer import SetTransformer
+from sinkformers.models.text_encoder import TextEncoder
+from sinkformers.models.translation import TranslationTransformer
 from sinkformers.models.vit import ViT
 
-__all__ = ["PointCloudTransformer", "SetTransformer", "ViT"]
+__all__ = [
+    "PointCloudTransformer",
+    "SetTransformer",
+    "TextEncoder",
+    "TranslationTransformer",
+    "ViT",
+    "beam_search",
+]

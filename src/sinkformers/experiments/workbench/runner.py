@@ -13,11 +13,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from sinkformers.experiments.artefact import LOG, METRICS, RUN, Artefact, Cell, ExperimentError, Preset
+from sinkformers.experiments.artefact import LOG, METRICS, MODEL, RUN, Artefact, Cell, ExperimentError, Preset
 from sinkformers.experiments.workbench import checkpoint, training
 from sinkformers.experiments.workbench.cells import Claim, claim
 from sinkformers.experiments.workbench.display import Display
 from sinkformers.experiments.workbench.provenance import provenance
+from sinkformers.experiments.workbench.task import Keeps
 
 
 def run(
@@ -33,6 +34,7 @@ def run(
     save_every: float,
 ) -> list[Cell]:
     """Train what is missing of `cells` and return those that others are training."""
+    _refuse_orphans(cells, out)
     accelerator = _accelerator(device, precision)
     with _process_group(), display:
         display.cells(sum(_is_done(out, cell) for cell in cells), len(cells))
@@ -49,7 +51,7 @@ def _claimed(cells: Sequence[Cell], out: Path, accelerator: Accelerator) -> Iter
     """Cells to train. The first process claims for all of them, and holds the claim."""
     for cell in cells:
         held = None
-        if accelerator.is_main_process and not _is_done(out, cell):
+        if accelerator.is_main_process and not _is_done(out, cell) and _may_begin(out, cell):
             held = claim(out / cell.folder)
             if held is not None and _is_done(out, cell):  # finished between the look and the claim
                 held.file.unlink(missing_ok=True)
@@ -79,6 +81,7 @@ def _train(
     identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
     for left in (*folder.glob("*.partial"), *folder.glob("draft-*")):  # by a process that was killed while writing
         left.unlink(missing_ok=True)
+    start = None if cell.before is None else checkpoint.read(out / cell.before / MODEL)[0]
     log = _Log(folder, accelerator.is_main_process)
 
     def epoch(record: dict[str, Any], seconds: float) -> None:
@@ -87,7 +90,7 @@ def _train(
 
     hooks = training.Hooks(display.step, epoch, lambda: None if held is None else held.check())
     with log:
-        done = training.Training(task, identity, folder, accelerator, hooks).run(save_every)
+        done = training.Training(task, identity, folder, accelerator, hooks, start).run(save_every)
     if held is None:
         return
     held.check()
@@ -108,7 +111,9 @@ def _train(
         "resumed": done.resumed,
         "seconds_per_epoch": [round(seconds, 3) for seconds in done.seconds],
     }
-    checkpoint.write(folder / "model.safetensors", done.model.state_dict(), {"settings": dict(cell.arm.settings)})
+    checkpoint.write(folder / MODEL, done.model.state_dict(), {"settings": dict(cell.arm.settings)})
+    for name, content in task.files().items() if isinstance(task, Keeps) else ():
+        checkpoint.replace(folder / name, content)
     checkpoint.replace(folder / RUN, _json(made))
     checkpoint.replace(folder / METRICS, _json(metrics))  # last: with it the cell is finished
     (folder / training.CHECKPOINT).unlink(missing_ok=True)
@@ -157,6 +162,21 @@ def _json(value: dict[str, Any]) -> bytes:
 
 def _is_done(out: Path, cell: Cell) -> bool:
     return (out / cell.folder / METRICS).exists()
+
+
+def _may_begin(out: Path, cell: Cell) -> bool:
+    """A cell waits for the one that it goes on with. Whoever trains that one comes to this one next."""
+    return cell.before is None or (out / cell.before / METRICS).exists()
+
+
+def _refuse_orphans(cells: Sequence[Cell], out: Path) -> None:
+    chosen = {cell.folder for cell in cells}
+    for cell in cells:
+        if not _may_begin(out, cell) and cell.before not in chosen:
+            raise ExperimentError(
+                f"{cell.name} goes on with the model of {cell.arm.after}, and {out / str(cell.before)} is not "
+                f"finished. Leave --arms out, or run --arms {cell.arm.after} first."
+            )
 
 
 def _accelerator(device: str, precision: str) -> Accelerator:

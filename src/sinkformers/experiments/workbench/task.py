@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -25,8 +25,8 @@ class Recipe:
     momentum: float = 0.0
     accumulate: int = 1  # a batch is worked off in so many parts
 
-    def rate_at(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 1."""
+    def rate_at(self, epoch: int, step: int = 1) -> float:
+        """The learning rate of an epoch, and of a step since the beginning of training, both counted from 1."""
         return self.rate / 10 ** sum(epoch > drop for drop in self.drops)
 
     def build(self, model: nn.Module) -> Optimizer:
@@ -34,6 +34,26 @@ class Recipe:
             return Adam(model.parameters(), lr=self.rate, fused=True)
         assert self.optimiser == "sgd"
         return SGD(model.parameters(), lr=self.rate, momentum=self.momentum, fused=True)
+
+
+@dataclass(frozen=True)
+class WarmRecipe(Recipe):
+    """fairseq's for translation: the rate rises over `warmup` steps, then falls with the inverse root of their number.
+
+    `begun` steps were taken before this training, which goes on from there. Weights decay apart from Adam's moments.
+    """
+
+    warmup: int = 4000
+    begun: int = 0
+    betas: tuple[float, float] = (0.9, 0.98)
+    decay: float = 0.0
+
+    def rate_at(self, epoch: int, step: int = 1) -> float:
+        step = self.begun + step
+        return super().rate_at(epoch) * min(step / self.warmup, (self.warmup / step) ** 0.5)
+
+    def build(self, model: nn.Module) -> Optimizer:
+        return AdamW(model.parameters(), lr=self.rate, betas=self.betas, weight_decay=self.decay, fused=True)
 
 
 class Task(Protocol):
@@ -68,4 +88,13 @@ class Task(Protocol):
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         """What attention does on a fixed sample: `columns` and `layers`, as `observation.observe` gives them."""
+        ...
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A task of which more is kept than its model."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """What is written beside the trained model, by name: what it takes to use it, such as its vocabulary."""
         ...

@@ -46,19 +46,29 @@ class Training:
     """A cell in training: the model, its optimiser, and how far they are."""
 
     def __init__(
-        self, task: Task, identity: Mapping[str, Any], folder: Path, accelerator: Accelerator, hooks: Hooks
+        self,
+        task: Task,
+        identity: Mapping[str, Any],
+        folder: Path,
+        accelerator: Accelerator,
+        hooks: Hooks,
+        start: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`identity` holds the seed, and all else that tells this cell from others."""
+        """`identity` holds the seed, and all else that tells this cell from others; `start` the first weights of the
+        model, where they are not drawn."""
         self.task, self.folder, self.accelerator, self.hooks = task, folder, accelerator, hooks
         self.identity = {**identity, "precision": accelerator.mixed_precision}
         seed = identity["seed"]
         set_seed(seed)
         model = task.model().to(accelerator.device)
+        if start is not None:
+            model.load_state_dict(start)
         self.optimiser: Optimizer
         self.model: nn.Module
         self.model, self.optimiser = accelerator.prepare(model, task.recipe.build(model))
         set_seed(seed, device_specific=True)
         self.epoch, self.step = 0, 0  # steps done of the epoch that runs
+        self.earlier = 0  # steps done in the epochs before it
         self.sums: dict[str, Tensor] = {}  # over the steps done
         self.records: list[dict[str, Any]] = []
         self.seconds: list[float] = []
@@ -82,11 +92,11 @@ class Training:
 
     def _train_epoch(self, epoch: int, save_every: float, saved: float) -> float:
         batches = self.task.batches(epoch)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.task.recipe.rate_at(epoch)
         self.model.train()
         for step in range(self.step, len(batches)):
             started = time.perf_counter()
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.task.recipe.rate_at(epoch, self.earlier + step + 1)
             self._take(batches[step])
             self.step = step + 1
             self.spent += time.perf_counter() - started
@@ -97,6 +107,7 @@ class Training:
         total = sum(self.task.weight(batch) for batch in batches)
         sums = {name: torch.as_tensor(self.accelerator.reduce(value)) for name, value in self.sums.items()}
         self.epoch, self.step, self.sums = epoch, 0, {}
+        self.earlier += len(batches)
         self.seconds.append(self.spent)
         self.spent = 0.0
         self._finish_epoch({name: float(value) / total for name, value in sums.items()})
@@ -121,7 +132,7 @@ class Training:
         self.model.eval()
         record = {
             "epoch": self.epoch,
-            "rate": self.task.recipe.rate_at(max(self.epoch, 1)),
+            "rate": self.task.recipe.rate_at(max(self.epoch, 1), max(self.earlier, 1)),
             "train": train,
             "test": self.task.evaluate(self.model, self.accelerator),
             **self.task.observe(self.bare),
@@ -182,6 +193,7 @@ class Training:
         for name in ("epoch", "step", "records", "seconds", "spent"):
             setattr(self, name, state[name])
         self.resumed = state["resumed"] + 1
+        self.earlier = sum(len(self.task.batches(epoch)) for epoch in range(1, self.epoch + 1))
 
     def _refuse_other(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """A checkpoint of another model, another recipe or another number of processes cannot go on here."""

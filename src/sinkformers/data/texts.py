@@ -1,0 +1,46 @@
+"""Texts in memory: with a class each, or as sentences and their translations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Texts(NamedTuple):
+    """Texts as they were written, and the class of each, int64 (n,)."""
+
+    texts: Sequence[str]
+    labels: Tensor
+
+
+class TextSet(NamedTuple):
+    """A data set for classification: label k is `classes[k]`. The test part is never trained on."""
+
+    train: Texts
+    test: Texts
+    classes: tuple[str, ...]
+    name: str
+
+
+class Pairs(NamedTuple):
+    """Sentences and their translations, line by line."""
+
+    source: Sequence[str]
+    target: Sequence[str]
+
+
+class PairSet(NamedTuple):
+    """A data set for translation from the language `source` into `target`; the first of `tests` is the usual one.
+
+    `note` says what a reader of results must know, such as that the training part is not complete.
+    """
+
+    train: Pairs
+    valid: Pairs
+    tests: Mapping[str, Pairs]
+    source: str
+    target: str
+    name: str
+    note: str = ""

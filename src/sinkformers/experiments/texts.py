@@ -1,0 +1,127 @@
+"""Classification of texts by an encoder: what Figure 4 trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinkformers.data import TextSet
+from sinkformers.experiments.ragged import Ragged, even_batches, token_batches
+from sinkformers.experiments.vocabulary import Vocabulary
+from sinkformers.experiments.workbench.observation import observe
+from sinkformers.experiments.workbench.task import Recipe
+from sinkformers.models import TextEncoder
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+OBSERVED = 64  # test texts whose attention is watched
+AT_A_TIME = 16_384  # tokens, where nothing is trained
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """What all arms of a preset share; an arm's settings take the place of fields of the same name."""
+
+    recipe: Recipe
+    vocabulary: int
+    length: int  # what comes after so many tokens of a text is cut off
+    dim: int
+    depth: int
+    heads: int
+    hidden: int
+    norm: str = "post"
+    positions: str = "sinusoidal"
+    dropout: float = 0.1
+    lower: bool = False  # whether texts are read in lower case
+    authors: bool = False  # whether it does what the authors' code did otherwise
+    n_iters: int = 1
+
+    def of(self, settings: Mapping[str, Any]) -> TextConfig:
+        """The configuration of an arm."""
+        return replace(self, **settings)
+
+
+class TextTask:
+    """Train an encoder on the training texts, evaluate it on all test texts.
+
+    The vocabulary is learned from the training texts. A batch holds texts of like length, padded to the longest, and
+    the mask tells attention and read-out which tokens there are.
+    """
+
+    def __init__(self, config: TextConfig, seed: int, texts: TextSet) -> None:
+        self.config, self.seed, self.texts = config, seed, texts
+        self.recipe = config.recipe
+        self.vocabulary = Vocabulary.learned(self._read(texts.train.texts), config.vocabulary)
+        self.train, self.test = (self._encoded(part.texts) for part in (texts.train, texts.test))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        sizes = {"train": len(self.train), "test": len(self.test)}
+        data = {"name": self.texts.name, **sizes, "vocabulary": self.vocabulary.sha256}
+        return {"config": asdict(self.config), "data": data}
+
+    def files(self) -> dict[str, bytes]:
+        return {"vocabulary.json": self.vocabulary.to_json().encode()}
+
+    def model(self) -> TextEncoder:
+        return TextEncoder(**self._sizes())
+
+    def batches(self, epoch: int) -> Sequence[Tensor]:
+        order = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        return even_batches(self.train.lengths, self.recipe.batch, order)
+
+    def losses(self, model: nn.Module, examples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        logits, labels = self._answer(model, self.train, self.texts.train.labels, examples)
+        return self.loss(logits, labels), {"accuracy": _hits(logits, labels)}
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="sum")
+
+    def weight(self, examples: Tensor) -> float:
+        return len(examples)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        batches = token_batches(self.test.lengths, AT_A_TIME, torch.Generator().manual_seed(0))
+        sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+        for examples in batches[accelerator.process_index :: accelerator.num_processes]:
+            logits, labels = self._answer(model, self.test, self.texts.test.labels, examples)
+            sums += torch.stack([_hits(logits, labels), self.loss(logits, labels)])
+        accuracy, loss = (torch.as_tensor(accelerator.reduce(sums)) / len(self.test)).tolist()
+        return {"accuracy": accuracy, "loss": loss}
+
+    def observe(self, model: nn.Module) -> dict[str, Any]:
+        """Attention on texts from all over the test set, a few at a time."""
+        sample = torch.linspace(0, len(self.test) - 1, min(OBSERVED, len(self.test))).long()
+        parts = sample[self.test.lengths[sample].argsort(stable=True)].split(OBSERVED // 4)
+        labels = self.texts.test.labels
+        return observe(model, lambda: [self._answer(model, self.test, labels, part) for part in parts])
+
+    def _sizes(self) -> dict[str, Any]:
+        names = ("length", "dim", "depth", "heads", "hidden", "norm", "positions", "dropout", "n_iters")
+        sizes = {name: getattr(self.config, name) for name in names}
+        return {"vocabulary": self.vocabulary.size, "classes": len(self.texts.classes), **sizes}
+
+    def _read(self, texts: Sequence[str]) -> list[str]:
+        texts = [text.replace("<br />", "\n") for text in texts]
+        return [text.lower() for text in texts] if self.config.lower else texts
+
+    def _encoded(self, texts: Sequence[str]) -> Ragged:
+        return Ragged([numbers[: self.config.length] for numbers in self.vocabulary.encode(self._read(texts))])
+
+    @staticmethod
+    def _answer(model: nn.Module, texts: Ragged, labels: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and labels, where the model is."""
+        device = next(model.parameters()).device
+        tokens, mask = texts.padded(examples)
+        return model(tokens.to(device), mask.to(device)), labels[examples].to(device)
+
+
+def _hits(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.detach().argmax(-1) == labels).sum().double()

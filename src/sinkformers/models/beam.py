@@ -1,0 +1,92 @@
+"""Beam search: the likeliest of many translations, each written token by token."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sinkformers.models.translation import State, TranslationTransformer
+
+
+class Hypothesis(NamedTuple):
+    """A finished translation: its score, and its tokens without marks."""
+
+    score: float
+    tokens: list[int]
+
+
+class _Beams(NamedTuple):
+    """Translations being written: for b sentences, k each, (b, k) scores and (b, k, t) tokens."""
+
+    sentences: Tensor  # (b,): which of the batch
+    tokens: Tensor
+    scores: Tensor
+    state: State
+
+
+@torch.no_grad()
+def beam_search(
+    model: TranslationTransformer,
+    source: Tensor,
+    mask: Tensor,
+    *,
+    begin: int,
+    end: int,
+    limits: Tensor,
+    beam: int = 5,
+    penalty: float = 1.0,
+    never: tuple[int, ...] = (),
+) -> list[Hypothesis]:
+    """The best translation of each source (batch, n) that was found.
+
+    A score is the sum of log-probabilities, that of `end` included, divided by (number of tokens)^`penalty`. A sentence
+    is done when `beam` hypotheses have ended, each of them among its `beam` likeliest at that time; after `limits`
+    (batch,) tokens all end. With `beam=1` it is greedy. Sentences do not see each other: what else is in the batch
+    changes nothing. Tokens in `never` are not written.
+    """
+    if beam < 1:
+        raise ValueError(f"beam_search: beam must be a whole number ≥ 1 (1 is greedy); got {beam}.")
+    batch, device = len(source), source.device
+    state = model.begin(source, mask).select(torch.arange(batch, device=device).repeat_interleave(beam))
+    scores = torch.full((batch, beam), -torch.inf, device=device, dtype=model.positions.dtype)
+    scores[:, 0] = 0.0  # all begin alike: one of them is enough
+    first = torch.full((batch, beam, 1), begin, device=device)
+    beams = _Beams(torch.arange(batch, device=device), first, scores, state)
+    found: list[list[Hypothesis]] = [[] for _ in range(batch)]
+    limits = limits.to(device)
+    while len(beams.sentences):
+        beams = _step(model, beams, found, limits, end, penalty, never)
+    return [max(each, key=lambda hypothesis: hypothesis.score) for each in found]
+
+
+def _step(
+    model: TranslationTransformer,
+    beams: _Beams,
+    found: list[list[Hypothesis]],
+    limits: Tensor,
+    end: int,
+    penalty: float,
+    never: tuple[int, ...],
+) -> _Beams:
+    """One more token; hypotheses that end are added to `found`, sentences that are done drop out."""
+    b, k, length = beams.tokens.shape  # with the first mark, and so with the token to come
+    logits, state = model.follow(beams.tokens[:, :, -1].reshape(-1, 1), beams.state)
+    likely = logits[:, -1].log_softmax(-1).unflatten(0, (b, k))
+    likely[..., list(never)] = -torch.inf
+    last = length >= limits[beams.sentences]
+    others = torch.arange(likely.shape[-1], device=likely.device) != end
+    likely = likely.masked_fill(last[:, None, None] & others, -torch.inf)
+    # An end for each of the k, and k that go on: more cannot be needed.
+    scores, flat = (beams.scores[..., None] + likely).flatten(1).topk(2 * k)
+    origin, token = flat // likely.shape[-1], flat % likely.shape[-1]
+    ends = token == end
+    for row, place in (ends[:, :k] & scores[:, :k].isfinite()).nonzero().tolist():
+        written = beams.tokens[row, origin[row, place], 1:].tolist()
+        found[int(beams.sentences[row])].append(Hypothesis(float(scores[row, place]) / length**penalty, written))
+    done = [len(found[sentence]) >= k for sentence in beams.sentences.tolist()]
+    open_ = (~(last | torch.tensor(done, device=last.device))).nonzero().flatten()
+    going = ends.long().argsort(dim=-1, stable=True)[open_, :k]
+    origin, token, scores = (each[open_].gather(1, going) for each in (origin, token, scores))
+    rows = (open_[:, None] * k + origin).flatten()
+    tokens = torch.cat([beams.tokens.flatten(0, 1)[rows].unflatten(0, (len(open_), k)), token[..., None]], -1)
+    return _Beams(beams.sentences[open_], tokens, scores, state.select(rows))

@@ -1,0 +1,94 @@
+"""The encoder that our models of text share: layers of self-attention over tokens, some of which are padding."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinkformers.modules import SelfAttention
+
+Norm = Literal["post", "pre"]
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a ReLU between them, (…, dim) to (…, dim)."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(F.relu(self.widen(x)))
+
+
+class Residual(nn.Module):
+    """What stands beside a skip connection: x + f(x), with a LayerNorm after the sum or before f."""
+
+    def __init__(self, dim: int, norm: Norm, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.dropout, self.post = nn.LayerNorm(dim), nn.Dropout(dropout), norm == "post"
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What f is given."""
+        return x if self.post else self.norm(x)
+
+    def leave(self, x: Tensor, f: Tensor) -> Tensor:
+        x = x + self.dropout(f)
+        return self.norm(x) if self.post else x
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward network, each beside a skip connection. `mask` as in `SelfAttention`."""
+
+    def __init__(self, attention: SelfAttention, dim: int, hidden: int, norm: Norm, dropout: float) -> None:
+        super().__init__()
+        self.attention, self.around_attention = attention, Residual(dim, norm, dropout)
+        self.feed_forward, self.around_feed_forward = FeedForward(dim, hidden), Residual(dim, norm, dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.around_attention.leave(x, self.attention(self.around_attention.enter(x), mask))
+        return self.around_feed_forward.leave(x, self.feed_forward(self.around_feed_forward.enter(x)))
+
+
+class Encoder(nn.Module):
+    """`depth` layers; with `norm="pre"` a LayerNorm after the last. Tokens (batch, n, dim) in and out."""
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        depth: int,
+        heads: int,
+        hidden: int,
+        norm: Norm = "post",
+        n_iters: int = 3,
+        tau: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_norm("Encoder", norm)
+        self.layers = nn.ModuleList(
+            EncoderLayer(SelfAttention(dim, heads, n_iters=n_iters, tau=tau, bias=True), dim, hidden, norm, dropout)
+            for _ in range(depth)
+        )
+        self.last = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.last(x)
+
+
+def check_norm(caller: str, norm: str) -> None:
+    if norm not in ("post", "pre"):
+        raise ValueError(f'{caller}: norm must be "post", after each sum, or "pre", before each layer; got {norm!r}.')
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """Positions (length, dim) as in "Attention is all you need": sines in the even features, cosines in the odd, with
+    wavelengths from 2π on in a geometric sequence towards 10,000 · 2π."""
+    rates = torch.exp(-math.log(10_000.0) * torch.arange(0, dim, 2) / dim)
+    angles = torch.arange(length)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :dim]

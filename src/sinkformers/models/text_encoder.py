@@ -1,0 +1,80 @@
+"""A classifier of texts: an encoder and a maximum over its tokens; at `n_iters=1` it is a Transformer."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sinkformers.models.encoder import Encoder, Norm, sinusoids
+
+Positions = Literal["sinusoidal", "learned"]
+
+
+class TextEncoder(nn.Module):
+    """Numbers of tokens (batch, n) to logits (batch, classes); what `mask` leaves out changes nothing.
+
+    A token is embedded and given its position; after `depth` layers each feature is read out at the token where it is
+    largest. Texts may be as long as `length`.
+
+    Args:
+        vocabulary: how many numbers there are.
+        hidden: width inside the feed-forward networks.
+        norm: `"post"`, LayerNorm after each sum, or `"pre"`, before each layer.
+        positions: `"sinusoidal"`, which are no parameters, or `"learned"`.
+        n_iters, tau: of every `SelfAttention`. `n_iters=1` is a Transformer.
+        dropout: of the embedded tokens and of what each layer adds.
+
+    Examples:
+        >>> import torch
+        >>> from sinkformers.models import TextEncoder
+        >>> sizes = {"vocabulary": 100, "length": 30, "classes": 2, "dim": 16, "depth": 2, "heads": 4, "hidden": 32}
+        >>> tokens, mask = torch.randint(100, (5, 12)), torch.arange(12) < torch.tensor([[12], [7], [3], [1], [9]])
+        >>> TextEncoder(**sizes, n_iters=3)(tokens, mask).shape
+        torch.Size([5, 2])
+    """
+
+    positions: Tensor
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        length: int,
+        classes: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        hidden: int,
+        norm: Norm = "post",
+        positions: Positions = "sinusoidal",
+        n_iters: int = 3,
+        tau: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, dim)
+        if positions == "learned":
+            self.positions = nn.Parameter(torch.randn(length, dim))
+        elif positions == "sinusoidal":
+            self.register_buffer("positions", sinusoids(length, dim), persistent=False)
+        else:
+            raise ValueError(f'TextEncoder: positions must be "sinusoidal" or "learned"; got {positions!r}.')
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = Encoder(
+            dim=dim, depth=depth, heads=heads, hidden=hidden, norm=norm, n_iters=n_iters, tau=tau, dropout=dropout
+        )
+        self.head = nn.Linear(dim, classes)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` (batch, n) is True at the tokens of the text, of which each text has at least one."""
+        longest = len(self.positions)
+        if tokens.shape[-1] > longest:
+            raise ValueError(
+                f"TextEncoder: texts may have {longest} tokens; got {tokens.shape[-1]}. Cut them, or build with length."
+            )
+        x = self.dropout(self.embed(tokens) + self.positions[: tokens.shape[-1]])
+        return self.head(self.pool(self.encoder(x, mask), mask))
+
+    def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The maximum of each feature over the tokens of a text: (batch, n, dim) to (batch, dim)."""
+        return (x if mask is None else x.masked_fill(~mask[..., None], -torch.inf)).amax(-2)

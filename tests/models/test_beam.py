@@ -1,0 +1,105 @@
+"""Beam search: greedy at width one, exhaustive at full width, and blind to what else is in the batch."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from sinkformers.models import TranslationTransformer, beam_search
+
+BEGIN, END = 1, 2
+
+
+def translator(vocabulary=11, seed=0):
+    torch.manual_seed(seed)
+    sizes = {"length": 40, "dim": 12, "depth": 2, "heads": 3, "hidden": 17, "n_iters": 3}
+    model = TranslationTransformer(source_vocabulary=23, target_vocabulary=vocabulary, **sizes).double().eval()
+    with torch.no_grad():
+        for module in model.decoder.modules():  # layers outweigh the token before, which would only be repeated
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(4.0)
+    return model
+
+
+def batch(lengths):
+    source = torch.randint(23, (len(lengths), max(lengths)))
+    return source, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def search(model, source, mask, **changes):
+    options = {"begin": BEGIN, "end": END, "limits": mask.sum(1) + 3, "never": (0, BEGIN), **changes}
+    return beam_search(model, source, mask, **options)
+
+
+def log_probability(model, source, mask, tokens):
+    """Of a translation with its end, all at once."""
+    written = torch.tensor([[BEGIN, *tokens]])
+    likely = model(source, mask, written)[0].log_softmax(-1)
+    return sum(likely[place, token].item() for place, token in enumerate([*tokens, END]))
+
+
+def greedy(model, source, mask, limit):
+    tokens = []
+    while len(tokens) < limit - 1:
+        logits = model(source, mask, torch.tensor([[BEGIN, *tokens]]))[0, -1]
+        logits[[0, BEGIN]] = -torch.inf
+        token = int(logits.argmax())
+        if token == END:
+            break
+        tokens.append(token)
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_beam_is_greedy(seed):
+    model, (source, mask) = translator(seed=seed), batch((9, 4, 1, 7))
+    for row, found in enumerate(search(model, source, mask, beam=1)):
+        one = slice(row, row + 1)
+        assert found.tokens == greedy(model, source[one], mask[one], int(mask[row].sum()) + 3)
+
+
+@pytest.mark.parametrize("beam", [1, 3, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_else_is_in_the_batch_changes_nothing(beam, seed):
+    model, (source, mask) = translator(seed=seed), batch((9, 4, 1, 7, 12))
+    together = search(model, source, mask, beam=beam)
+    for row, found in enumerate(together):
+        length = int(mask[row].sum())
+        (alone,) = search(model, source[row : row + 1, :length], mask[row : row + 1, :length], beam=beam)
+        assert alone.tokens == found.tokens
+        assert alone.score == pytest.approx(found.score, abs=1e-10)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_are_log_probabilities_by_length(penalty, seed):
+    model, (source, mask) = translator(seed=seed), batch((9, 4, 12, 3, 8, 10))
+    for row, found in enumerate(search(model, source, mask, beam=4, penalty=penalty)):
+        one = slice(row, row + 1)
+        expected = log_probability(model, source[one], mask[one], found.tokens) / (len(found.tokens) + 1) ** penalty
+        assert found.score == pytest.approx(expected, abs=1e-10)
+
+
+def test_a_beam_as_wide_as_everything_finds_the_best():
+    """Of all translations into up to three of three words."""
+    model, (source, mask) = translator(vocabulary=6), batch((5,))
+    words = (3, 4, 5)
+    every = [tokens for n in range(4) for tokens in itertools.product(words, repeat=n)]
+    best = max(every, key=lambda tokens: log_probability(model, source, mask, tokens))
+    (found,) = search(model, source, mask, beam=len(every), penalty=0.0, limits=torch.tensor([4]))
+    assert found.tokens == list(best)
+
+
+def test_limits_hold_and_marks_are_not_written():
+    model, (source, mask) = translator(), batch((9, 4, 6))
+    model.target.weight.data[END] = -model.target.weight.data[3]
+    for found, limit in zip(search(model, source, mask, limits=torch.tensor([2, 7, 1])), (2, 7, 1), strict=True):
+        assert len(found.tokens) <= limit - 1
+        assert not {0, BEGIN, END} & set(found.tokens)
+
+
+def test_a_beam_of_nothing_is_refused():
+    model, (source, mask) = translator(), batch((3,))
+    with pytest.raises(ValueError, match=r"beam must be a whole number ≥ 1 \(1 is greedy\); got 0"):
+        search(model, source, mask, beam=0)

@@ -1,0 +1,134 @@
+"""The translation model: what a position may see, padding that never shows, and an encoder that alone is converted."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sinkformers
+from sinkformers.models import TranslationTransformer
+from sinkformers.modules import SelfAttention
+
+SMALL = {
+    "source_vocabulary": 23,
+    "target_vocabulary": 19,
+    "length": 31,
+    "dim": 12,
+    "depth": 2,
+    "heads": 3,
+    "hidden": 17,
+}
+EXACT = {"atol": 1e-12, "rtol": 1e-12}
+
+
+def translator(**changes):
+    return TranslationTransformer(**{**SMALL, **changes}).double().eval()
+
+
+def batch(lengths=(11, 4, 7), t=5):
+    source, target = torch.randint(23, (len(lengths), max(lengths))), torch.randint(19, (len(lengths), t))
+    return source, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], target
+
+
+def heads_by_hand(x):
+    return x.unflatten(-1, (3, 4)).transpose(1, 2)
+
+
+def attention_by_hand(query, key, value, allowed):
+    scores = heads_by_hand(query) @ heads_by_hand(key).mT / 4**0.5
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return (weights @ heads_by_hand(value)).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_decoder_is_what_its_description_says(norm):
+    model, (source, mask, target) = translator(norm=norm), batch()
+    memory = model.encoder(12**0.5 * model.source(source) + model.positions[:11], mask)
+    x = 12**0.5 * model.target(target) + model.positions[:5]
+    for layer in model.decoder.layers:
+
+        def around(residual, x, f):
+            return residual.norm(x + f(x)) if norm == "post" else x + f(residual.norm(x))
+
+        def causal(x, layer=layer):
+            query, key, value = layer.attention.project(x).chunk(3, -1)
+            allowed = torch.arange(5)[:, None] >= torch.arange(5)
+            return layer.attention.out(attention_by_hand(query, key, value, allowed))
+
+        def cross(x, layer=layer):
+            key, value = layer.cross.source(memory).chunk(2, -1)
+            return layer.cross.out(attention_by_hand(layer.cross.query(x), key, value, mask[:, None, None]))
+
+        def feed_forward(x, layer=layer):
+            return layer.feed_forward.narrow(F.relu(layer.feed_forward.widen(x)))
+
+        x = around(layer.around_attention, x, causal)
+        x = around(layer.around_cross, x, cross)
+        x = around(layer.around_feed_forward, x, feed_forward)
+    expected = model.decoder.last(x) @ model.target.weight.T
+    torch.testing.assert_close(model(source, mask, target), expected, **EXACT)
+
+
+@pytest.mark.parametrize("parts", [(1, 1, 1, 1, 1), (2, 3), (4, 1), (1, 4)])
+def test_token_by_token_gives_what_all_at_once_gives(parts):
+    model, (source, mask, target) = translator(n_iters=3), batch()
+    state, logits = model.begin(source, mask), []
+    for part in target.split(parts, 1):
+        some, state = model.follow(part, state)
+        logits.append(some)
+    assert state.written == 5
+    torch.testing.assert_close(torch.cat(logits, 1), model(source, mask, target), **EXACT)
+
+
+def test_no_position_sees_a_later_one():
+    model, (source, mask, target) = translator(n_iters=3), batch()
+    embedded = model.target(target).detach().requires_grad_()
+    model.target.register_forward_hook(lambda *_: embedded)
+    for place in range(5):
+        gradient = torch.autograd.grad(model(source, mask, target)[:, place].sum(), embedded)[0]
+        assert gradient[:, place + 1 :].eq(0).all()
+        assert gradient[:, : place + 1].abs().sum((0, 2)).ne(0).all()
+
+
+@pytest.mark.parametrize("n_iters", [1, 3])
+def test_padding_of_a_source_never_matters(n_iters):
+    model, (source, mask, target) = translator(n_iters=n_iters), batch()
+    logits = model(source, mask, target)
+    for row, length in enumerate((11, 4, 7)):
+        one = slice(row, row + 1)
+        alone = model(source[one, :length], mask[one, :length], target[one])
+        torch.testing.assert_close(logits[one], alone, **EXACT)
+    assert torch.equal(model(source.masked_fill(~mask, 3), mask, target), logits)
+
+
+def test_padding_of_a_target_never_matters():
+    model, (source, mask, target) = translator(), batch()
+    longer = torch.cat([target, torch.randint(19, (3, 4))], 1)
+    torch.testing.assert_close(model(source, mask, longer)[:, :5], model(source, mask, target), **EXACT)
+
+
+def test_only_the_encoder_is_converted():
+    transformer, sinkformer, inputs = translator(n_iters=1), translator(n_iters=5), batch()
+    sinkformer.load_state_dict(transformer.state_dict())
+    before = transformer(*inputs)
+    report = sinkformers.to_sinkformer(transformer, n_iters=1).sinkformer_report
+    assert torch.equal(transformer(*inputs), before)
+    names = [entry.name for entry in report.entries if entry.adapter is not None]
+    assert names == [f"encoder.layers.{layer}.attention" for layer in (0, 1)]
+    sinkformers.to_sinkformer(transformer, n_iters=5)
+    assert torch.equal(transformer(*inputs), sinkformer(*inputs))
+    assert not torch.allclose(transformer(*inputs), before)
+    assert len([layer for layer in transformer.modules() if isinstance(layer, SelfAttention)]) == 2
+
+
+def test_first_weights_are_drawn_as_fairseq_does():
+    model = translator(dim=96, hidden=160, heads=4, source_vocabulary=500)
+    assert model.source.weight.std().item() == pytest.approx(96**-0.5, rel=0.02)
+    project = model.encoder.layers[0].attention.project
+    assert project.weight.abs().max().item() == pytest.approx((6 / (96 + 96)) ** 0.5 / 2**0.5, rel=0.01)
+    assert project.bias.eq(0).all()
+
+
+def test_a_sentence_that_is_too_long_is_refused():
+    source, mask, target = batch((31,), t=32)
+    with pytest.raises(ValueError, match=r"sentences may have 31 tokens; got 32. Cut them, or build with length"):
+        translator()(source, mask, target)
