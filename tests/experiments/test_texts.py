@@ -49,16 +49,16 @@ def test_every_text_is_seen_once_an_epoch_in_an_order_of_its_own():
 def test_the_vocabulary_is_that_of_the_training_texts_and_is_kept():
     made = task()
     texts = [text.replace("<br />", "\n") for text in made.texts.train.texts]
-    assert made.vocabulary.sha256 == Vocabulary.learned(texts, 300).sha256 == made.facts["data"]["vocabulary"]
+    assert made.reader.vocabulary.sha256 == Vocabulary.learned(texts, 300).sha256 == made.facts["data"]["vocabulary"]
     assert isinstance(made, Keeps)
     kept = Vocabulary.of_json(made.files()["vocabulary.json"].decode())
-    assert kept.encode(["beta"]) == made.vocabulary.encode(["beta"])
+    assert kept.encode(["beta"]) == made.reader.vocabulary.encode(["beta"])
 
 
 def test_texts_are_cut_and_may_be_read_in_lower_case():
     made = task(length=7, lower=True)
     lowered = [text.lower().replace("<br />", "\n") for text in made.texts.test.texts]
-    expected = [numbers[:7] for numbers in made.vocabulary.encode(lowered)]
+    expected = [numbers[:7] for numbers in made.reader.vocabulary.encode(lowered)]
     ids, mask = made.test.padded(torch.arange(29))
     assert [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)] == expected
 
@@ -70,7 +70,7 @@ def test_the_test_set_is_evaluated_in_full_text_by_text(monkeypatch, at_a_time):
     made = task(n_iters=3)
     model, labels = made.model().eval(), made.texts.test.labels
     read = [text.replace("<br />", "\n") for text in made.texts.test.texts]
-    logits = torch.cat([model(torch.tensor([numbers[:32]])) for numbers in made.vocabulary.encode(read)])
+    logits = torch.cat([model(torch.tensor([numbers[:32]])) for numbers in made.reader.vocabulary.encode(read)])
     found = made.evaluate(model, Accelerator(cpu=True))
     assert found["accuracy"] == pytest.approx((logits.argmax(-1) == labels).double().mean().item())
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)

@@ -72,8 +72,8 @@ def test_a_loss_is_smoothed_and_summed_over_real_tokens():
     model, examples = made.model().double(), torch.tensor([40, 3, 59])
     expected, nll, count = 0.0, 0.0, 0
     for k in examples.tolist():
-        source = torch.tensor([[*made.source.encode([made.pairs.train.source[k]])[0], END]])
-        target = [BEGIN, *made.target.encode([made.pairs.train.target[k]])[0], END]
+        source = torch.tensor([[*made.translator.source.encode([made.pairs.train.source[k]])[0], END]])
+        target = [BEGIN, *made.translator.target.encode([made.pairs.train.target[k]])[0], END]
         likely = model(source, torch.ones_like(source, dtype=torch.bool), torch.tensor([target[:-1]])).log_softmax(-1)[
             0
         ]
@@ -91,7 +91,7 @@ def test_the_test_set_is_translated_in_full_and_in_order():
     made = task(n_iters=1)
     model = made.model().eval()
     found = made.evaluate(model, Accelerator(cpu=True))
-    alone = [made._translate(model, torch.tensor([k]))[0] for k in range(13)]
+    alone = [made._translated(model, torch.tensor([k]))[0] for k in range(13)]
     assert found["bleu"] == pytest.approx(bleu(alone, made.pairs.tests["test"].target).score)
     logits, expected = made._predict(model, made.test, torch.arange(13))
     assert found["loss"] == pytest.approx(
@@ -101,15 +101,15 @@ def test_the_test_set_is_translated_in_full_and_in_order():
 
 def test_perfect_translations_score_a_hundred(monkeypatch):
     made = task()
-    monkeypatch.setattr(made, "_translate", lambda model, examples: [made.references[k] for k in examples.tolist()])
+    monkeypatch.setattr(made, "_translated", lambda model, examples: [made.references[k] for k in examples.tolist()])
     assert made.evaluate(made.model(), Accelerator(cpu=True))["bleu"] == pytest.approx(100)
 
 
 def test_pieces_of_words_are_scored_as_words_both_ways(monkeypatch):
     made = task(PIECES, vocabulary=None)
-    assert (made.source.size, made.target.size) == (4 + 6, 4 + 6)
+    assert (made.translator.source.size, made.translator.target.size) == (4 + 6, 4 + 6)
     truth = ["a two .", "two &apos;s guar ."]
-    monkeypatch.setattr(made, "_translate", lambda model, examples: [truth[k] for k in examples.tolist()])
+    monkeypatch.setattr(made, "_translated", lambda model, examples: [truth[k] for k in examples.tolist()])
     scores = made.evaluate(made.model(), Accelerator(cpu=True))
     # Two sentences without a word of four: sacrebleu smooths what is missing, and nothing else is.
     assert scores["bleu_tokenised"] == pytest.approx(bleu(truth, truth, tokenised=True).score)
@@ -132,8 +132,8 @@ def test_pairs_that_are_too_long_are_left_out_of_training_only():
 def test_vocabularies_are_of_the_training_pairs_and_kept():
     made = task()
     both = [*made.pairs.train.source, *made.pairs.train.target]
-    assert made.source.sha256 == made.target.sha256 == Vocabulary.learned(both, 512).sha256
-    assert Vocabulary.of_json(made.files()["target.json"].decode()).sha256 == made.target.sha256
+    assert made.translator.source.sha256 == made.translator.target.sha256 == Vocabulary.learned(both, 512).sha256
+    assert Vocabulary.of_json(made.files()["target.json"].decode()).sha256 == made.translator.target.sha256
 
 
 def test_only_the_encoder_is_observed():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sinkformers.cli import data, figure, listing, report, run
+from sinkformers.cli import data, figure, listing, predict, report, run
 
 app = typer.Typer(
     name="sinkformers",
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command("list")(listing.show)
 app.command("run")(run.run)
 app.command()(report.report)
+app.command()(predict.predict)
 app.add_typer(figure.app, name="figure")
 app.add_typer(data.app, name="data")
 

@@ -23,12 +23,14 @@ class Seen:
     column_error: Tensor  # (batch, heads): largest distance of a column sum from (rows)/(columns)
     rows: Tensor  # (batch, heads, n) boolean: which queries take part
     columns: Tensor  # (batch, heads, m)
+    weights: Tensor | None = None  # (batch, heads, n, m), where they are kept
 
 
 @dataclass
 class Layer:
     """The calls of one module, in order. It is what the module tells while it is watched."""
 
+    keep_weights: bool = False
     calls: list[Seen] = field(default_factory=list)
 
     def see(self, weights: Tensor, attn_mask: Tensor | None, queries: Tensor | None, keys: Tensor | None) -> None:
@@ -43,6 +45,7 @@ class Layer:
                 column_error,
                 part.any(-1),
                 part.any(-2),
+                weights if self.keep_weights else None,
             )
         )
 
@@ -68,16 +71,17 @@ class Watch(dict[str, Layer]):
 
 
 @contextmanager
-def watch_attention(model: nn.Module, *, select: Select = None) -> Iterator[Watch]:
+def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bool = False) -> Iterator[Watch]:
     """Watch the converted modules of a model while a block runs: column sums, row entropies and marginal errors.
 
     Every call computes its weights a second time, without a gradient; outputs do not change. To see a plain
-    Transformer, convert it with `n_iters=1`.
+    Transformer, convert it with `n_iters=1`. With `keep_weights` the weights themselves are kept too, in memory n × m a
+    head.
 
     Yields:
         A dictionary from the names of modules to what was seen: `watch[name].calls` is a list with an entry a call,
         which has `column_sums` (batch, heads, m), `row_entropy` (batch, heads, n), `row_error` and `column_error`
-        (batch, heads), and `rows` and `columns`, boolean, for who took part.
+        (batch, heads), `rows` and `columns`, boolean, for who took part, and `weights` (batch, heads, n, m) or None.
 
     Examples:
         >>> import torch, sinkformers
@@ -89,7 +93,7 @@ def watch_attention(model: nn.Module, *, select: Select = None) -> Iterator[Watc
         torch.Size([2, 4, 9])
     """
     places = converted("watch_attention", model, select)
-    watch = Watch({place.name: Layer() for place in places})
+    watch = Watch({place.name: Layer(keep_weights) for place in places})
     for place in places:
         place.module.__dict__[WATCHER] = watch[place.name]
     try:

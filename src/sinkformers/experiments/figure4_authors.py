@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sinkformers import sinkhorn
 from sinkformers.data import Texts, TextSet
-from sinkformers.experiments.texts import TextTask
+from sinkformers.experiments.texts import TextConfig, TextTask
 from sinkformers.models import TextEncoder
 from sinkformers.modules import SelfAttention
 
@@ -28,18 +28,22 @@ class AuthorsTask(TextTask):
     """The task of Figure 4 with all of these at once."""
 
     def model(self) -> TextEncoder:
-        model = PaddedPooling(**self._sizes())
-        model.positions = torch.randn_like(model.positions)
-        for module in model.modules():
-            if isinstance(module, SelfAttention):
-                module.__class__ = DetachedAttention  # it differs in a method only
-        return model
+        return authors_model(self.config, self.reader.vocabulary.size, len(self.texts.classes))
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return softmax_twice(logits, labels)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         return super().observe(copy.deepcopy(model))  # watching gives attention its own class
+
+
+def authors_model(config: TextConfig, vocabulary: int, classes: int) -> TextEncoder:
+    model = PaddedPooling(**config.sizes(vocabulary, classes))
+    model.positions = torch.randn_like(model.positions)
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            module.__class__ = DetachedAttention  # it differs in a method only
+    return model
 
 
 class PaddedPooling(TextEncoder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -77,6 +78,9 @@ class PointTask:
     def facts(self) -> dict[str, Any]:
         sizes = {"train": len(self.shapes.train.labels), "test": len(self.shapes.test.labels)}
         return {"config": asdict(self.config), "data": {"name": self.shapes.name, **sizes}}
+
+    def files(self) -> dict[str, bytes]:
+        return {"classes.json": json.dumps(self.shapes.classes).encode()}
 
     def model(self) -> nn.Module:
         return self.config.model(len(self.shapes.classes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,33 @@ class TextConfig:
         """The configuration of an arm."""
         return replace(self, **settings)
 
+    def model(self, vocabulary: int, classes: int) -> TextEncoder:
+        return TextEncoder(**self.sizes(vocabulary, classes))
+
+    def sizes(self, vocabulary: int, classes: int) -> dict[str, Any]:
+        names = ("length", "dim", "depth", "heads", "hidden", "norm", "positions", "dropout", "n_iters")
+        return {"vocabulary": vocabulary, "classes": classes, **{name: getattr(self, name) for name in names}}
+
+
+class TextReader:
+    """Texts as the numbers that a model is given: line breaks and case as the configuration says, cut to its length."""
+
+    def __init__(self, vocabulary: Vocabulary, config: TextConfig) -> None:
+        self.vocabulary, self.config = vocabulary, config
+
+    @classmethod
+    def learned(cls, texts: Sequence[str], config: TextConfig) -> TextReader:
+        return cls(Vocabulary.learned(_normalised(texts, config), config.vocabulary), config)
+
+    def encode(self, texts: Sequence[str]) -> Ragged:
+        numbers = self.vocabulary.encode(_normalised(texts, self.config))
+        return Ragged([each[: self.config.length] for each in numbers])
+
+
+def _normalised(texts: Sequence[str], config: TextConfig) -> list[str]:
+    texts = [text.replace("<br />", "\n") for text in texts]
+    return [text.lower() for text in texts] if config.lower else texts
+
 
 class TextTask:
     """Train an encoder on the training texts, evaluate it on all test texts.
@@ -57,20 +85,21 @@ class TextTask:
     def __init__(self, config: TextConfig, seed: int, texts: TextSet) -> None:
         self.config, self.seed, self.texts = config, seed, texts
         self.recipe = config.recipe
-        self.vocabulary = Vocabulary.learned(self._read(texts.train.texts), config.vocabulary)
-        self.train, self.test = (self._encoded(part.texts) for part in (texts.train, texts.test))
+        self.reader = TextReader.learned(texts.train.texts, config)
+        self.train, self.test = (self.reader.encode(part.texts) for part in (texts.train, texts.test))
 
     @property
     def facts(self) -> dict[str, Any]:
         sizes = {"train": len(self.train), "test": len(self.test)}
-        data = {"name": self.texts.name, **sizes, "vocabulary": self.vocabulary.sha256}
+        data = {"name": self.texts.name, **sizes, "vocabulary": self.reader.vocabulary.sha256}
         return {"config": asdict(self.config), "data": data}
 
     def files(self) -> dict[str, bytes]:
-        return {"vocabulary.json": self.vocabulary.to_json().encode()}
+        classes = json.dumps(self.texts.classes).encode()
+        return {"vocabulary.json": self.reader.vocabulary.to_json().encode(), "classes.json": classes}
 
     def model(self) -> TextEncoder:
-        return TextEncoder(**self._sizes())
+        return self.config.model(self.reader.vocabulary.size, len(self.texts.classes))
 
     def batches(self, epoch: int) -> Sequence[Tensor]:
         order = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
@@ -102,18 +131,6 @@ class TextTask:
         parts = sample[self.test.lengths[sample].argsort(stable=True)].split(OBSERVED // 4)
         labels = self.texts.test.labels
         return observe(model, lambda: [self._answer(model, self.test, labels, part) for part in parts])
-
-    def _sizes(self) -> dict[str, Any]:
-        names = ("length", "dim", "depth", "heads", "hidden", "norm", "positions", "dropout", "n_iters")
-        sizes = {name: getattr(self.config, name) for name in names}
-        return {"vocabulary": self.vocabulary.size, "classes": len(self.texts.classes), **sizes}
-
-    def _read(self, texts: Sequence[str]) -> list[str]:
-        texts = [text.replace("<br />", "\n") for text in texts]
-        return [text.lower() for text in texts] if self.config.lower else texts
-
-    def _encoded(self, texts: Sequence[str]) -> Ragged:
-        return Ragged([numbers[: self.config.length] for numbers in self.vocabulary.encode(self._read(texts))])
 
     @staticmethod
     def _answer(model: nn.Module, texts: Ragged, labels: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:

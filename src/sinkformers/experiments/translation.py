@@ -61,6 +61,48 @@ class Encoded(NamedTuple):
     target: Ragged
 
 
+class Translator:
+    """Sentences to numbers, and by a model to sentences of the other language."""
+
+    def __init__(self, config: TranslationConfig, source: Vocabulary, target: Vocabulary) -> None:
+        self.config, self.source, self.target = config, source, target
+
+    @classmethod
+    def learned(cls, config: TranslationConfig, pairs: Pairs) -> Translator:
+        """With the vocabularies of training pairs."""
+        if config.vocabulary is None:
+            return cls(config, Vocabulary.given(pairs.source), Vocabulary.given(pairs.target))
+        both = Vocabulary.learned([*pairs.source, *pairs.target], config.vocabulary)
+        return cls(config, both, both)
+
+    def model(self) -> TranslationTransformer:
+        names = ("length", "dim", "depth", "heads", "hidden", "norm", "dropout", "n_iters")
+        sizes = {name: getattr(self.config, name) for name in names}
+        return TranslationTransformer(source_vocabulary=self.source.size, target_vocabulary=self.target.size, **sizes)
+
+    def sources(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The numbers of each sentence, and its end."""
+        return [[*numbers, END] for numbers in self.source.encode(sentences)]
+
+    def targets(self, sentences: Sequence[str]) -> list[list[int]]:
+        """A mark to begin with, the numbers of each sentence, and its end. A model is given all but the last, and
+        predicts all but the first."""
+        return [[BEGIN, *numbers, END] for numbers in self.target.encode(sentences)]
+
+    def fitting(self, sources: Sequence[Sequence[int]]) -> Ragged:
+        """Sources as a model takes them: what is too long loses its beginning."""
+        return Ragged([numbers[-self.config.length :] for numbers in sources])
+
+    def translate(self, model: TranslationTransformer, source: Tensor, mask: Tensor) -> list[str]:
+        """The translations of padded sources (batch, n), by beam search."""
+        source, mask = (each.to(model.positions.device) for each in (source, mask))
+        times, more = self.config.room
+        limits = (mask.sum(1) * times + more).long().clamp(max=self.config.length)
+        options = {"beam": self.config.beam, "penalty": self.config.penalty, "never": (PAD, BEGIN, UNKNOWN)}
+        found = beam_search(model, source, mask, begin=BEGIN, end=END, limits=limits, **options)
+        return [self.target.decode(each.tokens) for each in found]
+
+
 class TranslationTask:
     """Train on pairs of about equal length, `recipe.batch` tokens at a time; translate the usual test set by beam
     search, and count BLEU.
@@ -70,34 +112,28 @@ class TranslationTask:
 
     def __init__(self, config: TranslationConfig, seed: int, pairs: PairSet, *, begun: int = 0) -> None:
         self.config, self.seed, self.pairs, self.begun = config, seed, pairs, begun
-        if config.vocabulary is None:
-            self.source, self.target = Vocabulary.given(pairs.train.source), Vocabulary.given(pairs.train.target)
-        else:
-            both = [*pairs.train.source, *pairs.train.target]
-            self.source = self.target = Vocabulary.learned(both, config.vocabulary)
-        self.train = self._encoded(pairs.train, longest=config.length)
+        self.translator = Translator.learned(config, pairs.train)
+        self.train = self._trained_on(pairs.train)
         self.test_name, test = next(iter(pairs.tests.items()))
         self.references = list(test.target)
-        self.test = self._encoded(test)
+        self.test = self._tested_with(test)
         self.longer = torch.maximum(self.train.source.lengths, self.train.target.lengths)
         self.recipe: Recipe = replace(config.recipe, begun=begun * len(self.batches(1)))
 
     @property
     def facts(self) -> dict[str, Any]:
         sizes = {"train": len(self.train.source), "test": len(self.references), "tested": self.test_name}
-        keys = {"source": self.source.sha256, "target": self.target.sha256}
+        keys = {"source": self.translator.source.sha256, "target": self.translator.target.sha256}
         note = {"note": self.pairs.note} if self.pairs.note else {}
         signatures = {name: bleu(["a"], ["a"], tokenised=tokenised).signature for name, tokenised in self._scores()}
         data = {"name": self.pairs.name, **sizes, **note, "vocabularies": keys, "signatures": signatures}
         return {"config": asdict(self.config), "data": data}
 
     def files(self) -> dict[str, bytes]:
-        return {f"{side}.json": getattr(self, side).to_json().encode() for side in ("source", "target")}
+        return {f"{side}.json": getattr(self.translator, side).to_json().encode() for side in ("source", "target")}
 
     def model(self) -> TranslationTransformer:
-        names = ("length", "dim", "depth", "heads", "hidden", "norm", "dropout", "n_iters")
-        sizes = {name: getattr(self.config, name) for name in names}
-        return TranslationTransformer(source_vocabulary=self.source.size, target_vocabulary=self.target.size, **sizes)
+        return self.translator.model()
 
     def batches(self, epoch: int) -> Sequence[Tensor]:
         order = torch.Generator().manual_seed(1_000_003 * self.seed + self.begun + epoch)
@@ -120,7 +156,7 @@ class TranslationTask:
         batches = token_batches(self.test.source.lengths, AT_A_TIME, torch.Generator().manual_seed(0))
         for examples in batches[accelerator.process_index :: accelerator.num_processes]:
             loss += _entropy(*self._predict(bare, self.test, examples))
-            written += zip(examples.tolist(), self._translate(bare, examples), strict=True)
+            written += zip(examples.tolist(), self._translated(bare, examples), strict=True)
         translations = [text for _, text in sorted(gather_object(written))]
         n_tokens = int(self.test.target.lengths.sum()) - len(self.references)
         return {**self._score(translations), "loss": float(torch.as_tensor(accelerator.reduce(loss))) / n_tokens}
@@ -132,14 +168,8 @@ class TranslationTask:
         source, mask = (each.to(device) for each in self.test.source.padded(sample))
         return observe(model, lambda: model.begin(source, mask))
 
-    def _translate(self, model: TranslationTransformer, examples: Tensor) -> list[str]:
-        device = model.positions.device
-        source, mask = (each.to(device) for each in self.test.source.padded(examples))
-        times, more = self.config.room
-        limits = (mask.sum(1) * times + more).long().clamp(max=self.config.length)
-        options = {"beam": self.config.beam, "penalty": self.config.penalty, "never": (PAD, BEGIN, UNKNOWN)}
-        found = beam_search(model, source, mask, begin=BEGIN, end=END, limits=limits, **options)
-        return [self.target.decode(each.tokens) for each in found]
+    def _translated(self, model: TranslationTransformer, examples: Tensor) -> list[str]:
+        return self.translator.translate(model, *self.test.source.padded(examples))
 
     def _scores(self) -> list[tuple[str, bool]]:
         """Names of measures, and whether each is of tokenised text, as published where the files are tokenised."""
@@ -155,16 +185,17 @@ class TranslationTask:
             "bleu_tokenised": bleu(translations, references, tokenised=True).score,
         }
 
-    def _encoded(self, pairs: Pairs, longest: int | None = None) -> Encoded:
-        source = [[*numbers, END] for numbers in self.source.encode(pairs.source)]
-        target = [[BEGIN, *numbers, END] for numbers in self.target.encode(pairs.target)]
-        kept = range(len(source))
-        if longest is not None:
-            kept = [k for k in kept if len(source[k]) <= longest and len(target[k]) - 1 <= longest]
-        return Encoded(
-            Ragged([source[k][-self.config.length :] for k in kept]),
-            Ragged([target[k][: self.config.length + 1] for k in kept]),
-        )
+    def _trained_on(self, pairs: Pairs) -> Encoded:
+        """Without pairs that are too long."""
+        longest = self.config.length
+        both = zip(self.translator.sources(pairs.source), self.translator.targets(pairs.target), strict=True)
+        kept = [(source, target) for source, target in both if max(len(source), len(target) - 1) <= longest]
+        return Encoded(Ragged([source for source, _ in kept]), Ragged([target for _, target in kept]))
+
+    def _tested_with(self, pairs: Pairs) -> Encoded:
+        """All pairs, cut to length."""
+        targets = [target[: self.config.length + 1] for target in self.translator.targets(pairs.target)]
+        return Encoded(self.translator.fitting(self.translator.sources(pairs.source)), Ragged(targets))
 
     @staticmethod
     def _predict(model: nn.Module, pairs: Encoded, examples: Tensor) -> tuple[Tensor, Tensor]:

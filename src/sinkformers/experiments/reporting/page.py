@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.reporting import curves, finals, tables, words
+from sinkformers.experiments.reporting.html import Picture, data_uri, render
 from sinkformers.experiments.reporting.panels import save
 from sinkformers.experiments.reporting.summary import Summary
 
@@ -31,16 +31,6 @@ BY_EPOCH = (
         curves.marginal_errors,
     ),
 )
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure as the page shows it; `source` is a data URI."""
-
-    name: str
-    caption: str
-    alt: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -67,22 +57,8 @@ def write(summaries: Sequence[Summary], out: Path) -> Path:
         (out / f"{section.anchor}.csv").write_text(tables.comma_separated(section.summary), encoding="utf-8")
         (out / f"{section.anchor}.md").write_text(_markdown(section), encoding="utf-8")
     page = out / "index.html"
-    page.write_text(render(sections), encoding="utf-8")
+    page.write_text(render(TEMPLATE, sections=sections), encoding="utf-8")
     return page
-
-
-def render(sections: Sequence[Section]) -> str:
-    """The page. Everything that comes from a record is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(TEMPLATE).render(sections=sections)
 
 
 def _section(summary: Summary, out: Path) -> Section:
@@ -123,9 +99,7 @@ def _picture(name: str, caption: str, stem: Path, write: Callable[[Path], None])
     files = [stem.with_name(f"{stem.name}-{name}{suffix}") for suffix in FORMATS]
     for file in files:
         write(file)
-    source = base64.b64encode(files[-1].read_bytes()).decode("ascii")
-    alt = f"Figure: {caption} The numbers are in the tables."
-    return Picture(name, caption, alt, f"data:image/svg+xml;base64,{source}")
+    return Picture(caption, f"Figure: {caption} The numbers are in the tables.", data_uri(files[-1]))
 
 
 def _markdown(section: Section) -> str:

@@ -1,0 +1,49 @@
+"""What was predicted, as one page that opens offline, with every picture beside it as a file."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sinkformers.experiments.reporting.html import Picture, data_uri, render
+from sinkformers.experiments.reporting.panels import save
+from sinkformers.experiments.reporting.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEMPLATE = "predictions.html.jinja"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One input: what it is called, what was found, and its picture."""
+
+    name: str
+    table: Table
+    figure: Figure
+    caption: str
+
+
+def write(title: str, shown: Sequence[Shown], out: Path) -> Path:
+    """Write `index.html` and a PNG for every input to `out`; returns the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    sections = []
+    for number, each in enumerate(shown, 1):
+        file = out / f"{number:02}-{_file_name(each.name)}.png"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a text may hold signs that the font has no picture of
+            save(each.figure, file)
+        alt = f"Figure: {each.caption}"
+        sections.append({"name": each.name, "table": each.table, "picture": Picture(each.caption, alt, data_uri(file))})
+    page = out / "index.html"
+    page.write_text(render(TEMPLATE, title=title, sections=sections), encoding="utf-8")
+    return page
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:40] or "input"

@@ -1,0 +1,90 @@
+"""Reviews judged and sentences translated, a few lines at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from sinkformers import watch_attention
+from sinkformers.experiments.artefact import ExperimentError
+from sinkformers.experiments.figure4_authors import authors_model
+from sinkformers.experiments.inference.trained import TrainedCell, on
+from sinkformers.experiments.texts import TextConfig, TextReader
+from sinkformers.experiments.translation import TranslationConfig, Translator
+from sinkformers.experiments.vocabulary import Vocabulary
+
+END_MARK = "(end)"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Weights (n, n) of a layer of the encoder, the mean of its heads, and how the n tokens are spelt."""
+
+    layer: str
+    tokens: list[str]
+    weights: Tensor
+
+
+class Judge:
+    """A trained classifier of texts."""
+
+    def __init__(self, cell: TrainedCell) -> None:
+        assert isinstance(cell.config, TextConfig)
+        self.reader = TextReader(Vocabulary.of_json(cell.file("vocabulary.json")), cell.config)
+        self.names = cell.classes()
+        build = partial(authors_model, cell.config) if cell.config.authors else cell.config.model
+        self.model: nn.Module = cell.filled(build(self.reader.vocabulary.size, len(self.names)))
+
+    @torch.no_grad()
+    def __call__(self, lines: Sequence[str]) -> list[str]:
+        """The likeliest class of each text and its probability, with a tab between them."""
+        tokens, mask = self.reader.encode(lines).padded(torch.arange(len(lines)))
+        likely, which = self.model(*on(self.model, tokens, mask)).softmax(-1).max(-1)
+        return [f"{self.names[k]}\t{p:.3f}" for k, p in zip(which.tolist(), likely.tolist(), strict=True)]
+
+    def attention(self, line: str, layer: str | None = None) -> Attention:
+        encoded = self.reader.encode([line])
+        tokens, mask = encoded.padded(torch.arange(1))
+        spelt = [self.reader.vocabulary.decode([number]) for number in tokens[0].tolist()]
+        return _watched(self.model, lambda: self.model(*on(self.model, tokens, mask)), spelt, layer)
+
+
+class Translate:
+    """A trained translation model."""
+
+    def __init__(self, cell: TrainedCell) -> None:
+        assert isinstance(cell.config, TranslationConfig)
+        source, target = (Vocabulary.of_json(cell.file(f"{side}.json")) for side in ("source", "target"))
+        self.translator = Translator(cell.config, source, target)
+        self.model = self.translator.model()
+        cell.filled(self.model)
+
+    def __call__(self, lines: Sequence[str]) -> list[str]:
+        return self.translator.translate(self.model, *self._padded(lines))
+
+    @torch.no_grad()
+    def attention(self, line: str, layer: str | None = None) -> Attention:
+        """The attention of the encoder."""
+        tokens, mask = self._padded([line])
+        spelt = [self.translator.source.decode([number]) or END_MARK for number in tokens[0].tolist()]
+        return _watched(self.model, lambda: self.model.begin(*on(self.model, tokens, mask)), spelt, layer)
+
+    def _padded(self, lines: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self.translator.fitting(self.translator.sources(lines)).padded(torch.arange(len(lines)))
+
+
+@torch.no_grad()
+def _watched(model: nn.Module, run: Callable[[], object], spelt: list[str], layer: str | None) -> Attention:
+    with watch_attention(model, keep_weights=True) as watch:
+        run()
+    seen = {name: each.calls[0].weights for name, each in watch.items() if each.calls}
+    if layer is not None and layer not in seen:
+        raise ExperimentError(f"there is no layer {layer!r} to watch. These there are: {', '.join(seen)}.")
+    name = layer or list(seen)[-1]
+    weights = seen[name]
+    assert weights is not None
+    return Attention(name, spelt, weights[0].mean(0).cpu())

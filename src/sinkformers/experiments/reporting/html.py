@@ -1,0 +1,38 @@
+"""Pages that need nothing but themselves: pictures lie inside, and nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as a page shows it; `source` is a data URI."""
+
+    caption: str
+    alt: str
+    source: str
+
+
+def data_uri(file: Path) -> str:
+    """A picture's bytes, in the place of its address."""
+    return f"data:{KINDS[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode('ascii')}"
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from one of the templates beside this file. Every value is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
