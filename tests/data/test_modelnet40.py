@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sinkformers.data import DataError, load_modelnet40, modelnet40
+from sinkformers.data import DataError, heard_by, load_modelnet40, modelnet40
 
 h5py = pytest.importorskip("h5py")
 
@@ -83,11 +83,32 @@ def test_a_set_that_is_not_there(tmp_path):
         load_modelnet40(tmp_path)
 
 
-@pytest.mark.parametrize("points", [0, 17, -1])
-def test_more_points_than_there_are(tmp_path, points):
+def test_more_points_than_there_are(tmp_path):
     write(tmp_path)
-    with pytest.raises(DataError, match=f"has 16 points a shape; ask for 1 to 16, not {points}"):
-        load_modelnet40(tmp_path, points)
+    with pytest.raises(DataError, match="modelnet40 has 16 points a shape, and 17 are asked for; get Princeton's"):
+        load_modelnet40(tmp_path, 17)
+    for points in (0, -1):
+        with pytest.raises(DataError, match=f"a shape must have at least one point; got {points}"):
+            load_modelnet40(tmp_path, points)
+
+
+def test_more_points_are_drawn_from_meshes_of_which_none_may_be_missing(tmp_path, monkeypatch):
+    write(tmp_path)
+    for name in ("chair/train/a", "chair/train/b", "chair/test/c", "lamp/train/d", "lamp/test/e", "lamp/test/f"):
+        file = tmp_path / "modelnet40" / "ModelNet40" / f"{name}.off"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("OFF4 2 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 1 2\n3 0 1 3\n")
+    monkeypatch.setattr(modelnet40, "N_TRAIN", 3)
+    monkeypatch.setattr(modelnet40, "N_TEST", 3)
+    heard = []
+    with heard_by(lambda *what: heard.append(what)):
+        loaded = load_modelnet40(tmp_path, 17)
+    assert loaded.train.points.shape == loaded.test.points.shape == (3, 17, 3)
+    assert (loaded.train.labels.tolist(), loaded.test.labels.tolist()) == ([0, 0, 1], [0, 1, 1])
+    assert heard == [("sampling meshes", k, 6) for k in range(1, 7)]
+    file.unlink()
+    with pytest.raises(DataError, match="holds 3 shapes to train on and 2 to test with where ModelNet40 has 3 and 3"):
+        load_modelnet40(tmp_path, 17)
 
 
 GOOD = contents(7)

@@ -11,7 +11,7 @@ from sinkformers.data.catalogue import CATALOGUE, DataFile, DataSet, find_data_s
 from sinkformers.data.error import DataError
 from sinkformers.data.fetching import fetch
 from sinkformers.data.folder import data_folder
-from sinkformers.data.progress import Progress
+from sinkformers.data.progress import Progress, heard_by
 from sinkformers.data.status import Status, status_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ __all__ = [
     "data_folder",
     "fetch",
     "find_data_set",
+    "heard_by",
     "load_digits",
     "load_dogs_vs_cats",
     "load_imdb",

@@ -20,13 +20,13 @@ from sinkformers.data.error import DataError, missing_library
 from sinkformers.data.folder import user_cache
 from sinkformers.data.images import Images, ImageSet, stratified_split
 from sinkformers.data.photographs import CLASSES, Photograph, open_photographs
-from sinkformers.data.progress import Progress, silent
+from sinkformers.data.progress import Progress, reported
 
 CHUNK = 256
 MOST_WORKERS = 8
 
 
-def load_dogs_vs_cats(folder: Path, size: int, *, progress: Progress = silent) -> ImageSet:
+def load_dogs_vs_cats(folder: Path, size: int, *, progress: Progress = reported) -> ImageSet:
     """The photographs below the data folder `folder`, each squeezed to (3, size, size): bilinear, antialiased.
 
     The first call at a size decodes them all. Later ones map the file that it left in `dogs-vs-cats/decoded`, or in the

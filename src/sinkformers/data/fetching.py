@@ -12,7 +12,7 @@ from sinkformers.data.catalogue import DataFile, find_data_set
 from sinkformers.data.checksum import fault_of, sha256_of
 from sinkformers.data.error import DataError
 from sinkformers.data.folder import is_writable
-from sinkformers.data.progress import Progress, silent
+from sinkformers.data.progress import Progress, reported
 from sinkformers.data.transfer import UnreachableError, transfer
 
 try:
@@ -21,7 +21,7 @@ except ImportError:  # Windows: a file that is open elsewhere cannot be renamed 
     fcntl = None
 
 
-def fetch(name: str, folder: Path, *, progress: Progress = silent) -> list[Path]:
+def fetch(name: str, folder: Path, *, progress: Progress = reported) -> list[Path]:
     """Bring the data set `name` into the data folder `folder`; returns the files that were downloaded.
 
     Files that are there and right are left alone, damaged ones are replaced. A set that nobody may download on a user's
@@ -34,7 +34,7 @@ def fetch(name: str, folder: Path, *, progress: Progress = silent) -> list[Path]
     return [download(file, folder, progress=progress) for file in wanted]
 
 
-def download(file: DataFile, folder: Path, *, progress: Progress = silent) -> Path:
+def download(file: DataFile, folder: Path, *, progress: Progress = reported) -> Path:
     """Download one file to its path below `folder`, from the first of its mirrors that has the right bytes.
 
     Nothing else ever stands under that name: bytes gather in a `.part` beside it, which outlives a download that broke

@@ -16,10 +16,13 @@ from torch import Tensor
 from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.clouds import Clouds, PointSet
 from sinkformers.data.error import DataError, missing_library
+from sinkformers.data.modelnet40_meshes import load_modelnet40_meshes
+from sinkformers.data.progress import Progress, reported
 
 BY_HAND = f"{find_data_set('modelnet40').by_hand} of the data folder"
+MESHES = ("ModelNet40", "ModelNet40.zip")
 N_CLASSES = 40
-N_TEST = 2_468
+N_TRAIN, N_TEST = 9_843, 2_468
 
 
 class Layout(NamedTuple):
@@ -31,23 +34,25 @@ class Layout(NamedTuple):
 
 
 # The one with more points first.
-LAYOUTS = (Layout("modelnet40_ply_hdf5_2048", 9_840, 2_048), Layout("modelnet40_hdf5_1024", 9_843, 1_024))
+LAYOUTS = (Layout("modelnet40_ply_hdf5_2048", 9_840, 2_048), Layout("modelnet40_hdf5_1024", N_TRAIN, 1_024))
 
 
-def load_modelnet40(folder: Path, points: int | None = None) -> PointSet:
+def load_modelnet40(folder: Path, points: int | None = None, *, progress: Progress = reported) -> PointSet:
     """ModelNet40 below the data folder `folder`: all shapes, with all of their points or the first `points`.
 
-    Points are float32; float16 in the files is widened. What is damaged, or not complete, is refused.
+    Points are float32; float16 in the files is widened. What is damaged, or not complete, is refused. More points than
+    the files have are drawn from Princeton's meshes, if `modelnet40/ModelNet40.zip` or the folder that it unpacks to is
+    there.
     """
-    layout = _layout(folder)
+    if points is not None and points < 1:
+        raise DataError(f"a shape must have at least one point; got {points}.")
+    there = [layout for layout in LAYOUTS if (folder / "modelnet40" / layout.folder).is_dir()]
+    layout = next((layout for layout in there if points is None or layout.n_points >= points), None)
+    if layout is None:
+        return _drawn(folder, there, points, progress)
     place = folder / "modelnet40" / layout.folder
-    wanted = layout.n_points if points is None else points
-    if not 1 <= wanted <= layout.n_points:
-        raise DataError(
-            f"{place} has {layout.n_points:,} points a shape; ask for 1 to {layout.n_points}, not {points}."
-        )
     classes = _classes(place / "shape_names.txt")
-    train, test = (_part(place, part, layout, wanted) for part in ("train", "test"))
+    train, test = (_part(place, part, layout, points or layout.n_points) for part in ("train", "test"))
     for part, clouds, expected in (("train", train, layout.n_train), ("test", test, N_TEST)):
         if len(clouds.labels) != expected:
             raise DataError(
@@ -57,12 +62,21 @@ def load_modelnet40(folder: Path, points: int | None = None) -> PointSet:
     return PointSet(train, test, classes, "modelnet40")
 
 
-def _layout(folder: Path) -> Layout:
-    for layout in LAYOUTS:
-        if (folder / "modelnet40" / layout.folder).is_dir():
-            return layout
-    names = " nor ".join(layout.folder for layout in LAYOUTS)
-    raise DataError(f"modelnet40: there is neither {names} in {folder / 'modelnet40'}; {BY_HAND}.")
+def _drawn(folder: Path, there: list[Layout], points: int | None, progress: Progress) -> PointSet:
+    """Points on the meshes."""
+    place = folder / "modelnet40"
+    meshes = next((place / name for name in MESHES if (place / name).exists()), None)
+    if meshes is None and there:
+        most = max(layout.n_points for layout in there)
+        raise DataError(
+            f"{place} has {most:,} points a shape, and {points:,} are asked for; get Princeton's ModelNet40.zip "
+            f"(https://modelnet.cs.princeton.edu), put it into {place}, and they are drawn from its meshes."
+        )
+    if meshes is None:
+        names = " nor ".join(layout.folder for layout in LAYOUTS)
+        raise DataError(f"modelnet40: there is neither {names} in {place}; {BY_HAND}.")
+    wanted = LAYOUTS[0].n_points if points is None else points
+    return load_modelnet40_meshes(meshes, wanted, expected=(N_TRAIN, N_TEST), progress=progress)
 
 
 def _classes(file: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import torch
 from sinkformers.data.clouds import Clouds, PointSet, on_unit_sphere
 from sinkformers.data.error import DataError
 from sinkformers.data.meshes import read_mesh, sample_surface
-from sinkformers.data.progress import Progress, silent
+from sinkformers.data.progress import Progress, reported
 
 NAME = re.compile(r"(?:.*/)?([^/]+)/(train|test)/[^/]+\.off", re.IGNORECASE)
 LARGEST_FILE = 512 * 2**20  # Princeton's largest is far below
@@ -29,17 +29,25 @@ class Shape(NamedTuple):
     read: Callable[[], bytes]
 
 
-def load_modelnet40_meshes(source: Path, points: int, *, seed: int = 0, progress: Progress = silent) -> PointSet:
+def load_modelnet40_meshes(
+    source: Path,
+    points: int,
+    *,
+    seed: int = 0,
+    expected: tuple[int, int] | None = None,
+    progress: Progress = reported,
+) -> PointSet:
     """Shapes from the folder or zip archive `source`, each as `points` points on its surface, on the unit sphere.
 
-    Any selection will do that has shapes to train on and to test with. The points of a shape depend on the seed and on
-    its place among the sorted names, and on nothing else. A file that is no triangle mesh is refused, by its name.
+    Any selection will do that has shapes to train on and to test with, unless `expected` says how many of each there
+    must be. The points of a shape depend on the seed and on its place among the sorted names, and on nothing else. A
+    file that is no triangle mesh is refused, by its name.
     """
     if source.is_dir():
-        return _sampled(_scanned(source), source, points, seed, progress)
+        return _sampled(_counted(_scanned(source), source, expected), source, points, seed, progress)
     try:
         with zipfile.ZipFile(source) as archive:
-            return _sampled(_listed(archive, source), source, points, seed, progress)
+            return _sampled(_counted(_listed(archive, source), source, expected), source, points, seed, progress)
     except (zipfile.BadZipFile, OSError) as error:
         raise DataError(
             f"{source} is neither a folder nor a readable zip archive ({error}); name the one that holds ModelNet40."
@@ -62,6 +70,17 @@ def _listed(archive: zipfile.ZipFile, source: Path) -> list[Shape]:
             raise DataError(f"{info.filename} in {source} would unpack to {info.file_size:,} bytes; check its origin.")
         if match:
             shapes.append(Shape(match[1], match[2].lower(), f"{info.filename} in {source}", reader(info)))
+    return shapes
+
+
+def _counted(shapes: list[Shape], source: Path, expected: tuple[int, int] | None) -> list[Shape]:
+    """All shapes, if there are as many as expected."""
+    found = tuple(sum(shape.part == part for shape in shapes) for part in ("train", "test"))
+    if expected is not None and found != expected:
+        raise DataError(
+            f"{source} holds {found[0]:,} shapes to train on and {found[1]:,} to test with where ModelNet40 has "
+            f"{expected[0]:,} and {expected[1]:,}; get it again."
+        )
     return shapes
 
 

@@ -35,6 +35,12 @@ class Display:
     def cells(self, done: int, total: int) -> None:
         self.progress.update(self._cells, completed=done, total=total)
 
+    def loading(self, what: str, done: int, total: int | None) -> None:
+        """Data is being read, before a cell begins."""
+        self.progress.update(self._steps, description=what, completed=done, total=total, visible=True)
+        if done == total and not self.console.is_terminal:
+            self.say(f"{what}: {done:,} done")
+
     def begin(self, name: str, epochs: int) -> None:
         """One cell runs in this process."""
         self._name, self._epochs = name, epochs

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from sinkformers.data import heard_by
 from sinkformers.experiments.artefact import LOG, METRICS, MODEL, RUN, Artefact, Cell, ExperimentError, Preset
 from sinkformers.experiments.workbench import checkpoint, training
 from sinkformers.experiments.workbench.cells import Claim, claim
@@ -76,7 +77,8 @@ def _train(
 ) -> None:
     assert artefact.task is not None
     folder = out / cell.folder
-    task = artefact.task(preset, cell.arm, cell.seed, data)
+    with heard_by(display.loading):
+        task = artefact.task(preset, cell.arm, cell.seed, data)
     display.begin(cell.name, task.recipe.epochs)
     identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
     for left in (*folder.glob("*.partial"), *folder.glob("draft-*")):  # by a process that was killed while writing
