@@ -41,6 +41,18 @@ def test_a_row_is_over_all_runs(tmp_path):
     assert (row.best, row.worst) == (0.8, 0.2)
 
 
+def test_where_a_run_went_on_from_stands_beside_where_it_came_to(tmp_path):
+    for seed, first in enumerate((0.1, 0.4, 0.3)):
+        epochs = [epoch(0, first), epoch(1, 0.8)]
+        write_cell(tmp_path, seed=seed, n_iters=3, epochs=epochs, metrics={"after": "n-1"})
+        write_cell(tmp_path, seed=seed, n_iters=1, epochs=epochs)
+    summary = summary_of(tmp_path)
+    assert [row.start for row in summary.rows] == [None, 0.3]
+    table = tables.results(summary)
+    column = table.headings.index("before training")
+    assert [row[column] for row in table.rows] == ["–", "30.00%"]
+
+
 def test_of_a_loss_the_lowest_is_best(tmp_path):
     write_finals(tmp_path, [0.7, 0.2], metrics={"metric": "loss"})
     [row] = summary_of(tmp_path).rows

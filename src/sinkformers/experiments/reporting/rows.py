@@ -41,6 +41,7 @@ class Row:
     mean: float
     best: float
     worst: float
+    start: float | None  # median before training, of runs that go on with a trained model
     seconds: float | None  # an epoch
     gap: float | None
     layers: tuple[Layer, ...]
@@ -71,10 +72,17 @@ def row(arm: str, runs: Sequence[Record], metric: str) -> Row:
         mean=statistics.fmean(values),
         best=min(values) if lower else max(values),
         worst=max(values) if lower else min(values),
+        start=_over(statistics.median, [_at_the_start(run) for run in runs], metric),
         seconds=seconds_per_epoch(runs),
         gap=_over(statistics.median, [run.final.get("columns") or {} for run in runs], "gap"),
         layers=_layers(runs),
     )
+
+
+def _at_the_start(run: Record) -> Mapping[str, Any]:
+    """What a run that goes on with another's model measured before it trained; a model that is only drawn measures
+    nothing of interest."""
+    return run.metrics["epochs"][0].get("test") or {} if run.metrics.get("after") else {}
 
 
 def seconds_per_epoch(runs: Iterable[Record]) -> float | None:

@@ -35,6 +35,7 @@ def results(summary: Summary) -> Table:
         {
             "arm": [row.arm + (" (below the floor)" if row.below_floor else "") for row in summary.rows],
             "runs": [str(len(row.values)) for row in summary.rows],
+            "before training": [NOTHING if row.start is None else amount(metric, row.start) for row in summary.rows],
             "median": [amount(metric, row.median) for row in summary.rows],
             "mean": [amount(metric, row.mean) for row in summary.rows],
             "best": [amount(metric, row.best) for row in summary.rows],
@@ -105,7 +106,7 @@ def comma_separated(summary: Summary) -> str:
     """Unrounded numbers: one row an arm, its settings, what its runs come to, and every run by seed."""
     settings = dict.fromkeys(name for row in summary.rows for name in row.settings)
     seeds = sorted({seed for row in summary.rows for seed in row.values})
-    statistics = ("median", "mean", "best", "worst", "seconds", "overhead", "gap", "error")
+    statistics = ("start", "median", "mean", "best", "worst", "seconds", "overhead", "gap", "error")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["arm", *settings, "metric", "runs", *statistics, *(f"seed {seed}" for seed in seeds)])

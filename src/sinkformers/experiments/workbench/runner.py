@@ -100,6 +100,7 @@ def _train(
         "artefact": cell.artefact,
         "preset": cell.preset,
         "arm": cell.arm.name,
+        **({} if cell.arm.after is None else {"after": cell.arm.after}),
         "metric": artefact.metric,
         **identity,
         "parameters": sum(parameter.numel() for parameter in done.model.parameters()),
