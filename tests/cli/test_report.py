@@ -80,7 +80,7 @@ def test_an_unwritable_out_is_refused(runs, tmp_path):
     (tmp_path / "file").touch()
     sentence = refused(invoke(runs, "--out", tmp_path / "file"))
     assert f"cannot write {tmp_path / 'file'}" in sentence
-    assert "choose another --out" in sentence
+    assert "choose another place" in sentence
 
 
 @pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
@@ -89,3 +89,28 @@ def test_a_missing_library_is_refused_with_the_remedy(runs, monkeypatch, name):
     assert refused(invoke(runs)) == (
         f"sinkformers: reports need {name}; install it with pip install 'sinkformers[cli]'.\n"
     )
+
+
+def test_a_page_is_filled_with_what_the_records_hold(runs, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results: unheard-of small runs -->\nold\n<!-- end -->\nafter\n")
+    assert invoke(runs, "--fill", page).exit_code == 0
+    first = page.read_text()
+    assert first.startswith("before\n<!-- results: unheard-of small runs -->\n\n| arm | seed 0 | seed 1 | seed 2 |\n")
+    assert "| n-3 | 70.00% | 80.00% | 75.00% |\n\n<!-- end -->\nafter\n" in first
+    assert "old" not in first
+    assert invoke(runs, "--fill", page).exit_code == 0
+    assert page.read_text() == first
+
+
+def test_a_page_that_cannot_be_filled_is_left_alone(runs, tmp_path):
+    page = tmp_path / "page.md"
+    for text, sentence in (
+        ("nothing", "the page has no place to fill"),
+        ("<!-- results: figure6 small runs -->\n<!-- end -->", "asks for figure6, small, and no cell of it is there"),
+        ("<!-- results: unheard-of small odd -->\n<!-- end -->", "asks for the part 'odd' of unheard-of"),
+    ):
+        page.write_text(text)
+        assert sentence in refused(invoke(runs, "--fill", page))
+        assert page.read_text() == text
+    assert "cannot write" in refused(invoke(runs, "--fill", tmp_path / "no.md"))

@@ -29,12 +29,16 @@ def report(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Where the folder report/ goes; the first DIR unless told."),
     ] = None,
+    fill: Annotated[
+        Path | None,
+        typer.Option("--fill", metavar="FILE", help="A Markdown page whose marked tables are written anew."),
+    ] = None,
 ) -> None:
     """Tables of all finished runs beside the paper's numbers, and a page with figures that opens offline."""
     need("reports", ("matplotlib", "jinja2"), "cli")
     from sinkformers.experiments import catalogue
     from sinkformers.experiments.artefact import ExperimentError
-    from sinkformers.experiments.reporting import page, records
+    from sinkformers.experiments.reporting import filling, page, records
     from sinkformers.experiments.reporting.summary import summarise
 
     target = (out or folders[0]) / "report"
@@ -46,10 +50,12 @@ def report(
         for summary in summaries:
             _print(summary)
         written = page.write(summaries, target)
+        if fill is not None:
+            fill.write_text(filling.filled(fill.read_text(encoding="utf-8"), summaries), encoding="utf-8")
     except ExperimentError as error:
         refuse(str(error))
     except OSError as error:
-        refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another --out.")
+        refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another place.")
     typer.echo(f"Written to {written}")
 
 
