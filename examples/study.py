@@ -7,7 +7,6 @@ cells that are missing.
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 import sinkformers
+from sinkformers.data import DataError, data_folder
 
 N_ITERS = 3
 AS_IT_IS = (0.25, 0.5, 1.0)  # values of tau at which a trained SoftMax model is converted and not adapted
@@ -142,12 +142,15 @@ def _draw(rows: Mapping[str, list[float]], file: Path) -> None:
 def main(doc: str | None, arms: Mapping[str, Arm], prepare: Callable[[Path, Path], Train], out: str) -> None:
     """The command line: `prepare` gets the folders of data and output, and returns how a cell is trained."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("SINKFORMERS_DATA", "data")))
+    parser.add_argument("--data", type=Path, help="the folder of data sets; else $SINKFORMERS_DATA")
     parser.add_argument("--out", type=Path, default=Path(out))
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
     parser.add_argument("--workers", type=int, default=2, help="cells trained side by side, on a thread each")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
     args = parser.parse_args()
     if not args.report:
-        run(args.out, arms, prepare(args.data, args.out), args.seeds, args.workers)
+        try:
+            run(args.out, arms, prepare(data_folder(args.data), args.out), args.seeds, args.workers)
+        except DataError as error:
+            raise SystemExit(str(error)) from None
     print(report(args.out, arms))
