@@ -78,7 +78,7 @@ def test_the_page_parses_and_is_accessible(text):
     assert len(found.all("img")) == 4
     assert all(len(attrs["alt"]) > 20 for attrs in found.all("img"))
     assert {attrs.get("scope") for attrs in found.all("th")} == {"col", "row"}
-    assert len(found.all("caption")) == len(found.all("table")) == 5
+    assert len(found.all("caption")) == len(found.all("table")) == 6
 
 
 def test_the_page_loads_nothing(text):

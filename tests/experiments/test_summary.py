@@ -106,6 +106,23 @@ def test_gap_is_a_median_and_errors_are_the_worst_of_all_runs(tmp_path):
     assert row.error == row.layers[1].column_error == pytest.approx(0.6)
 
 
+def test_column_sums_are_followed_from_before_training(tmp_path):
+    for seed, gaps in enumerate(((0.1, 0.9, 0.4), (0.3, 0.5, 0.6), (0.2, 0.7, 0.5))):
+        epochs = [epoch(number, 0.5, gap=gap) for number, gap in enumerate(gaps)]
+        write_cell(tmp_path, seed=seed, patch=2, arm="two-n-1", epochs=epochs)
+        write_cell(tmp_path, seed=seed, patch=2, arm="two-n-3", n_iters=3, epochs=epochs[::-1])
+    write_cell(tmp_path, patch=4, arm="four-n-1", epochs=[epoch(0, 0.1, gap=0.5), epoch(1, 0.5, gap=0.5)])
+    summary = summary_of(tmp_path)
+    table = tables.columns(summary)
+    assert table.headings[-3:] == ("gap, epoch 0", "gap, epoch 1", "gap, end")
+    assert {row[0]: row[-3:] for row in table.rows} == {
+        "two-n-1": ("0.200", "0.700", "0.500"),
+        "two-n-3": ("0.500", "0.700", "0.200"),
+        "four-n-1": ("0.500", "0.500", "0.500"),
+    }
+    assert "before training in 0 of 2 arms, and nearer than after the first epoch in 1." in words.trend(summary)
+
+
 def test_without_columns_the_table_has_no_such_column(tmp_path):
     bare = {"epoch": 1, "test": {"accuracy": 0.5}}
     write_cell(tmp_path, epochs=[bare], run={"seconds_per_epoch": []})

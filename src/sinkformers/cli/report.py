@@ -80,6 +80,6 @@ def _print(summary: Summary) -> None:
     for about, table in printed.items():
         if table.rows and len(table.headings) > 1:
             console.print(tables.terminal(table, f"{where}: {about}"))
-    for sentence in (words.finding(summary), *words.notes(summary)):
+    for sentence in filter(None, (words.finding(summary), words.trend(summary), *words.notes(summary))):
         typer.echo(sentence)
     typer.echo()

@@ -19,6 +19,7 @@ PARTS: dict[str, Callable[[Summary], str]] = {
     "results": lambda summary: tables.markdown(tables.results(summary)),
     "runs": lambda summary: tables.markdown(tables.runs(summary)),
     "costs": lambda summary: tables.markdown(tables.costs(summary)),
+    "columns": lambda summary: f"{words.trend(summary)}\n\n{tables.markdown(tables.columns(summary))}",
     "layers": lambda summary: tables.markdown(tables.layers(summary)),
 }
 

@@ -43,7 +43,9 @@ class Section:
     notes: list[str]
     pictures: list[Picture]
     results: tables.Table
+    trend: str
     costs: tables.Table
+    columns: tables.Table
     runs: tables.Table
     layers: tables.Table
     scale: tables.Table
@@ -71,7 +73,9 @@ def _section(summary: Summary, out: Path) -> Section:
         words.notes(summary),
         pictures,
         tables.results(summary),
+        words.trend(summary),
         tables.costs(summary),
+        tables.columns(summary),
         tables.runs(summary),
         tables.layers(summary),
         tables.scale(summary),

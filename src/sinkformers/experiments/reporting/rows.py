@@ -31,6 +31,14 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """How far column sums are from even before training, after the first epoch and at the end: medians over runs."""
+
+    gap: tuple[float | None, ...]
+    within: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
 class Row:
     """An arm: the final value of each of its runs by seed, and what they come to. A run that diverged is the worst."""
 
@@ -43,7 +51,7 @@ class Row:
     worst: float
     start: float | None  # median before training, of runs that go on with a trained model
     seconds: float | None  # an epoch
-    gap: float | None
+    columns: Columns
     layers: tuple[Layer, ...]
     overhead: float | None = None  # seconds as a multiple of the SoftMax arm's
     paper: Mapping[str, float] = field(default_factory=dict)
@@ -52,6 +60,11 @@ class Row:
     @property
     def n_iters(self) -> int:
         return self.settings["n_iters"]
+
+    @property
+    def gap(self) -> float | None:
+        """At the end."""
+        return self.columns.gap[-1]
 
     @property
     def error(self) -> float | None:
@@ -74,7 +87,7 @@ def row(arm: str, runs: Sequence[Record], metric: str) -> Row:
         worst=max(values) if lower else min(values),
         start=_over(statistics.median, [_at_the_start(run) for run in runs], metric),
         seconds=seconds_per_epoch(runs),
-        gap=_over(statistics.median, [run.final.get("columns") or {} for run in runs], "gap"),
+        columns=_columns(runs),
         layers=_layers(runs),
     )
 
@@ -105,6 +118,15 @@ def overhead(softmax: Sequence[Record], sinkformer: Sequence[Record]) -> float |
 
 def _place(run: Record) -> str:
     return repr([run.run.get(name) for name in PLACE])
+
+
+def _columns(runs: Sequence[Record]) -> Columns:
+    first = min(1, *(len(run.metrics["epochs"]) - 1 for run in runs))
+    moments = [[run.metrics["epochs"][moment].get("columns") or {} for run in runs] for moment in (0, first, -1)]
+    gap, within = (
+        tuple(_over(statistics.median, moment, name) for moment in moments) for name in ("gap", "within_0.1")
+    )
+    return Columns(gap, within)
 
 
 def _layers(runs: Iterable[Record]) -> tuple[Layer, ...]:

@@ -58,6 +58,23 @@ def costs(summary: Summary) -> Table:
     )
 
 
+def columns(summary: Summary) -> Table:
+    """How column sums move: the share within 0.1 of even and the mean distance, before training, after the first epoch
+    and at the end."""
+    moments = ("epoch 0", "epoch 1", "end")
+    return _filled(
+        {"arm": [row.arm for row in summary.rows]}
+        | {
+            f"within 0.1, {moment}": [_or_nothing(row.columns.within[place], ".1%") for row in summary.rows]
+            for place, moment in enumerate(moments)
+        }
+        | {
+            f"gap, {moment}": [_or_nothing(row.columns.gap[place], ".3f") for row in summary.rows]
+            for place, moment in enumerate(moments)
+        }
+    )
+
+
 def runs(summary: Summary) -> Table:
     """The final value of every run, one row an arm and one column a seed; unfinished runs are named too."""
     unfinished = {each.cell[2:] for each in summary.unfinished}

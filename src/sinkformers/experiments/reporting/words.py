@@ -12,6 +12,7 @@ from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row
 from sinkformers.experiments.reporting.summary import Summary
 
 STATISTICS = {"median", "mean", "best", "worst"}
+MOMENTS = 3  # at which columns are compared
 
 
 def amount(metric: str, value: float, digits: int = 2) -> str:
@@ -57,6 +58,19 @@ def finding(summary: Summary) -> str:
 def notes(summary: Summary) -> list[str]:
     """What a reader of the table must know, most important first."""
     return [*_floor(summary), *_missing(summary), *_drift(summary), *_one_run(summary), *_paper_only(summary)]
+
+
+def trend(summary: Summary) -> str:
+    """Where the column sums of SoftMax attention go while it trains; nothing where they were not watched."""
+    rows = [row.columns.gap for row in summary.rows if row.n_iters == 1]
+    moves = [gap for gap in ([each for each in gap if each is not None] for gap in rows) if len(gap) == MOMENTS]
+    if not moves:
+        return ""
+    from_start, from_first = (sum(gap[-1] < gap[place] for gap in moves) for place in (0, 1))
+    return (
+        f"Column sums of SoftMax attention end nearer to 1 than they were before training in {from_start} of "
+        f"{_count(len(moves), 'arm')}, and nearer than after the first epoch in {from_first}."
+    )
 
 
 def _with_spread(metric: str, row: Row) -> str:
