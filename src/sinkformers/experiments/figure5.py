@@ -88,7 +88,7 @@ FIGURE5 = Artefact(
             (0, 1, 2),
             ARMS,
             SMALL,
-            floor=0.65,
+            floor=0.70,
         ),
         "smoke": Preset("scikit-learn's digits, 2 epochs", "seconds", "digits", (0,), ARMS, DIGITS),
     },

@@ -134,7 +134,7 @@ TABLE1_SET = Artefact(
             (0, 1, 2),
             arms(1, 3, 5, 21),
             SMALL,
-            floor=0.75,
+            floor=0.80,
         ),
         "smoke": Preset("eight kinds of computed shapes, 6 epochs", "seconds", SHAPES, (0,), arms(1, 3), SMOKE),
     },
