@@ -1,7 +1,8 @@
 """`nn.Module` shells of the operator and the attention."""
 
+from sinkformers.modules.invertible import InvertibleAttention
 from sinkformers.modules.multihead import MultiheadAttention
 from sinkformers.modules.self_attention import SelfAttention
 from sinkformers.modules.sinkhorn import Sinkhorn
 
-__all__ = ["MultiheadAttention", "SelfAttention", "Sinkhorn"]
+__all__ = ["InvertibleAttention", "MultiheadAttention", "SelfAttention", "Sinkhorn"]

@@ -1,0 +1,192 @@
+"""`InvertibleAttention`: a residual attention layer that can be run backwards."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinkformers.attention import sinkhorn_attention
+from sinkformers.attention.participants import silence
+from sinkformers.core import checks
+from sinkformers.modules.limit_attention import limit_attention
+from sinkformers.modules.lipschitz import limit_bound, softmax_bound
+
+CALLER = "InvertibleAttention"
+
+
+class InvertibleAttention(nn.Module):
+    """Residual L2 attention `y = x + branch(x)` whose branch is a contraction, so that `inverse(y)` gives x back.
+
+    Queries, keys and values are one projection of the tokens. The branch is scaled down, where it has to be, until its
+    Lipschitz bound is `contraction`; the bound is for as many tokens as take part.
+
+    Args:
+        dim: width of the tokens.
+        num_heads, head_dim: how many heads, and how wide each is; `head_dim` is `dim // num_heads` if not given.
+        n_iters: how many normalisations; 1 is SoftMax, `math.inf` the doubly stochastic limit. For these two the bound
+            is proven. Between them it is not: the larger of both is used, `local_norm` measures at an input, and
+            `inverse` checks as it runs.
+        contraction: how far the branch may stretch a distance, in (0, 1).
+
+    Padded tokens come out as they went in, and change nothing else.
+
+    Examples:
+        >>> import math, torch
+        >>> from sinkformers.modules import InvertibleAttention
+        >>> layer = InvertibleAttention(12, 3, n_iters=math.inf).double()
+        >>> x, real = torch.randn(2, 7, 12, dtype=torch.float64), torch.arange(7) < torch.tensor([[7], [4]])
+        >>> torch.allclose(layer.inverse(layer(x, real), real), x, atol=1e-10, rtol=0)
+        True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        *,
+        n_iters: float = 1,
+        contraction: float = 0.9,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and dim % num_heads:
+            raise ValueError(
+                f"{CALLER}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
+            )
+        if not 0 < checks.number(CALLER, "contraction", contraction) < 1:
+            raise ValueError(
+                f"{CALLER}: contraction must lie between 0 and 1, or nothing says that there is an inverse; "
+                f"got {contraction!r}. 0.9 leaves the branch most of its size."
+            )
+        self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
+        self.n_iters = n_iters if n_iters == math.inf else checks.iterations(CALLER, n_iters)
+        self.contraction = float(contraction)
+        self.project = nn.Linear(dim, self.num_heads * self.head_dim, bias=False)
+        self.out = nn.Linear(self.num_heads * self.head_dim, dim, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`x + branch(x)` of tokens (…, n, dim); `mask` (…, n) is True at the tokens that take part."""
+        self._check(x, mask)
+        return x + self._gain(x, mask) * self._branch(x, mask)
+
+    @torch.no_grad()
+    def inverse(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The x with `forward(x, mask) = y`, by iterating `x ← y − branch(x)`; no gradient goes through it.
+
+        Every sample stops by itself, once a contraction cannot move it by more than `eps^¾·|y|` any more (2e-12 in
+        float64, 6e-6 in float32). Each difference of successive iterates has to be smaller than the one before it;
+        otherwise a RuntimeError says so.
+        """
+        self._check(y, mask)
+        gain, eps, size = self._gain(y, mask), torch.finfo(y.dtype).eps, _size(silence(y, mask))
+        goal, rounding = eps**0.75 * size, 16 * eps * size
+        # As many as it takes if every difference is `contraction` times the one before it.
+        most = 2 + math.ceil(math.log(eps**0.75 * (1 - self.contraction)) / math.log(self.contraction))
+        x, before, ratio = y, torch.full_like(size, math.inf), torch.zeros_like(size)
+        done = torch.zeros_like(size, dtype=torch.bool)
+        for step in range(1, most + 1):
+            new = y - gain * self._branch(x, mask)
+            now = _size(silence(new - x, mask))
+            x, ratio, before = torch.where(done, x, new), now / before, now
+            failed = ~done & (ratio >= 1) & (now > rounding)
+            if failed.any():
+                raise RuntimeError(self._complaint(ratio[failed].max().item(), step))
+            rate = ratio.clamp(self.contraction, 1.0)
+            # NaN will not get better; it stops too.
+            done = done | ~(now * rate > goal * (1 - rate)) | (now <= rounding)
+            if done.all():
+                return x
+        raise RuntimeError(self._complaint(ratio[~done].max().item(), most))
+
+    @torch.no_grad()
+    def local_norm(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """How far the branch stretches small changes of x at most: the spectral norm of its Jacobian *at this input*.
+
+        One value a sample (…), by power iteration with products by the Jacobian and its transpose, to three digits and
+        from below. It says nothing about other inputs; below 1 the layer can be inverted near this one.
+        """
+        self._check(x, mask)
+        gain, tokens = self._gain(x, mask), self._heads(x, mask)
+
+        def attend(tokens: Tensor) -> Tensor:
+            return self._attend(tokens, mask, backend="reference")
+
+        _, pull = torch.func.vjp(attend, tokens)
+
+        def push(change: Tensor) -> Tensor:
+            if self.n_iters == math.inf:  # symmetric, and without a forward mode
+                return pull(change)[0]
+            return torch.func.jvp(attend, (tokens,), (change,))[1]
+
+        vector = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device)
+        norm = torch.zeros_like(gain)
+        for _ in range(1000):
+            vector = vector / _size(vector).clamp_min(torch.finfo(x.dtype).tiny)
+            image = gain * self._mixed(push(self._heads(vector, mask)))
+            (change,) = pull(self._split(F.linear(image, self.out.weight.T)))
+            vector = gain * F.linear(_joined(change), self.project.weight.T)
+            previous, norm = norm, _size(image)
+            if not (norm - previous > 1e-5 * norm).any():
+                break
+        return norm[..., 0, 0]
+
+    def _check(self, x: Tensor, mask: Tensor | None) -> None:
+        checks.tensor(CALLER, "x", x, min_dim=2)
+        if mask is not None:
+            checks.mask(CALLER, "mask", mask, x.shape[:-1], "the tokens")
+
+    def _gain(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """What the branch is multiplied with (…, 1, 1): 1, or less where its bound exceeds `contraction`."""
+        if mask is None:
+            count = x.new_full(x.shape[:-2], x.shape[-2])
+        else:
+            count = mask.expand(x.shape[:-1]).sum(-1).to(x.dtype)
+        count = count.clamp_min(1.0)
+        bound = softmax_bound(count) if self.n_iters == 1 else limit_bound(count)
+        if 1 < self.n_iters < math.inf:
+            bound = torch.maximum(bound, softmax_bound(count))
+        matrices = (self.project.weight, self.out.weight)
+        stretch = math.prod(torch.linalg.matrix_norm(each, 2) for each in matrices)
+        return (self.contraction / (bound * stretch).clamp_min(self.contraction))[..., None, None]
+
+    def _branch(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self._mixed(self._attend(self._heads(x, mask), mask))
+
+    def _heads(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Heads (…, heads, n, head_dim) of tokens (…, n, dim), the padding silenced."""
+        return self._split(self.project(silence(x, mask)))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
+
+    def _mixed(self, heads: Tensor) -> Tensor:
+        return self.out(_joined(heads))
+
+    def _attend(self, tokens: Tensor, mask: Tensor | None, backend: str = "auto") -> Tensor:
+        mask = None if mask is None else mask[..., None, :]
+        if self.n_iters == math.inf:
+            return limit_attention(tokens, mask, self.head_dim**-0.5)
+        options: dict[str, Any] = {"n_iters": self.n_iters, "query_mask": mask, "key_mask": mask, "backend": backend}
+        return sinkhorn_attention(tokens, tokens, tokens, cost="l2", **options)
+
+    def _complaint(self, ratio: float, steps: int) -> str:
+        remedy = "" if self.n_iters in (1, math.inf) else " n_iters=1 and n_iters=math.inf have a proven bound."
+        return (
+            f"{CALLER}: inverse does not converge at this y: after {steps} steps a difference of successive iterates "
+            f"is {ratio:.3g} times the one before it, where it must be smaller. Lower contraction, now "
+            f"{self.contraction}, before training, and check y and mask: local_norm(x, mask) must be below 1.{remedy}"
+        )
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, n_iters={self.n_iters}, contraction={self.contraction}"
+
+
+def _joined(heads: Tensor) -> Tensor:
+    return heads.transpose(-3, -2).flatten(-2)
+
+
+def _size(x: Tensor) -> Tensor:
+    """The Euclidean norm of each sample's tokens, (…, 1, 1)."""
+    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
