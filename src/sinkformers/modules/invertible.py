@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sinkformers.attention import sinkhorn_attention
 from sinkformers.attention.participants import silence
 from sinkformers.core import checks
+from sinkformers.modules.heads import head_width, join_heads, split_heads
 from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.lipschitz import limit_bound, softmax_bound
 
@@ -51,16 +52,12 @@ class InvertibleAttention(nn.Module):
         contraction: float = 0.9,
     ) -> None:
         super().__init__()
-        if head_dim is None and dim % num_heads:
-            raise ValueError(
-                f"{CALLER}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
-            )
         if not 0 < checks.number(CALLER, "contraction", contraction) < 1:
             raise ValueError(
                 f"{CALLER}: contraction must lie between 0 and 1, or nothing says that there is an inverse; "
                 f"got {contraction!r}. 0.9 leaves the branch most of its size."
             )
-        self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
+        self.num_heads, self.head_dim = num_heads, head_width(CALLER, dim, num_heads, head_dim)
         self.n_iters = n_iters if n_iters == math.inf else checks.iterations(CALLER, n_iters)
         self.contraction = float(contraction)
         self.project = nn.Linear(dim, self.num_heads * self.head_dim, bias=False)
@@ -113,7 +110,7 @@ class InvertibleAttention(nn.Module):
         def attend(tokens: Tensor) -> Tensor:
             return self._attend(tokens, mask, backend="reference")
 
-        _, pull = torch.func.vjp(attend, tokens)
+        pull = torch.func.vjp(attend, tokens)[1]
 
         def push(change: Tensor) -> Tensor:
             if self.n_iters == math.inf:  # symmetric, and without a forward mode
@@ -124,9 +121,9 @@ class InvertibleAttention(nn.Module):
         norm = torch.zeros_like(gain)
         for _ in range(1000):
             vector = vector / _size(vector).clamp_min(torch.finfo(x.dtype).tiny)
-            image = gain * self._mixed(push(self._heads(vector, mask)))
-            (change,) = pull(self._split(F.linear(image, self.out.weight.T)))
-            vector = gain * F.linear(_joined(change), self.project.weight.T)
+            image = gain * self.out(join_heads(push(self._heads(vector, mask))))
+            (change,) = pull(split_heads(F.linear(image, self.out.weight.T), self.num_heads))
+            vector = gain * F.linear(join_heads(change), self.project.weight.T)
             previous, norm = norm, _size(image)
             if not (norm - previous > 1e-5 * norm).any():
                 break
@@ -152,17 +149,11 @@ class InvertibleAttention(nn.Module):
         return (self.contraction / (bound * stretch).clamp_min(self.contraction))[..., None, None]
 
     def _branch(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self._mixed(self._attend(self._heads(x, mask), mask))
+        return self.out(join_heads(self._attend(self._heads(x, mask), mask)))
 
     def _heads(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Heads (…, heads, n, head_dim) of tokens (…, n, dim), the padding silenced."""
-        return self._split(self.project(silence(x, mask)))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
-
-    def _mixed(self, heads: Tensor) -> Tensor:
-        return self.out(_joined(heads))
+        return split_heads(self.project(silence(x, mask)), self.num_heads)
 
     def _attend(self, tokens: Tensor, mask: Tensor | None, backend: str = "auto") -> Tensor:
         mask = None if mask is None else mask[..., None, :]
@@ -181,10 +172,6 @@ class InvertibleAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, n_iters={self.n_iters}, contraction={self.contraction}"
-
-
-def _joined(heads: Tensor) -> Tensor:
-    return heads.transpose(-3, -2).flatten(-2)
 
 
 def _size(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from sinkformers.attention import sinkhorn_attention
 from sinkformers.core import checks
+from sinkformers.modules.heads import head_width
 
 CALLER = "SelfAttention"
 
@@ -42,11 +43,7 @@ class SelfAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if head_dim is None and dim % num_heads:
-            raise ValueError(
-                f"{CALLER}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
-            )
-        self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
+        self.num_heads, self.head_dim = num_heads, head_width(CALLER, dim, num_heads, head_dim)
         self.n_iters, self.tau = checks.iterations(CALLER, n_iters), checks.setting(CALLER, tau)
         self.tie_qk, self.dropout = tie_qk, dropout
         inner = self.num_heads * self.head_dim
