@@ -1,6 +1,7 @@
 """`InvertibleAttention`: a residual attention layer that can be run backwards."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.lipschitz import limit_bound, softmax_bound
 
 CALLER = "InvertibleAttention"
+Product = Callable[[Tensor], Tensor]
 
 
 class InvertibleAttention(nn.Module):
@@ -105,29 +107,34 @@ class InvertibleAttention(nn.Module):
         from below. It says nothing about other inputs; below 1 the layer can be inverted near this one.
         """
         self._check(x, mask)
-        gain, tokens = self._gain(x, mask), self._heads(x, mask)
-
-        def attend(tokens: Tensor) -> Tensor:
-            return self._attend(tokens, mask, backend="reference")
-
-        pull = torch.func.vjp(attend, tokens)[1]
-
-        def push(change: Tensor) -> Tensor:
-            if self.n_iters == math.inf:  # symmetric, and without a forward mode
-                return pull(change)[0]
-            return torch.func.jvp(attend, (tokens,), (change,))[1]
-
+        gain, (push, pull) = self._gain(x, mask), self._products(self._heads(x, mask), mask)
         vector = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device)
         norm = torch.zeros_like(gain)
         for _ in range(1000):
             vector = vector / _size(vector).clamp_min(torch.finfo(x.dtype).tiny)
             image = gain * self.out(join_heads(push(self._heads(vector, mask))))
-            (change,) = pull(split_heads(F.linear(image, self.out.weight.T), self.num_heads))
+            change = pull(split_heads(F.linear(image, self.out.weight.T), self.num_heads))
             vector = gain * F.linear(join_heads(change), self.project.weight.T)
             previous, norm = norm, _size(image)
             if not (norm - previous > 1e-5 * norm).any():
                 break
         return norm[..., 0, 0]
+
+    @torch.enable_grad()
+    def _products(self, tokens: Tensor, mask: Tensor | None) -> tuple[Product, Product]:
+        """The products with the Jacobian of attention at heads `tokens`, and with its transpose."""
+        tokens = tokens.detach().requires_grad_()
+        out = self._attend(tokens, mask, backend="reference")
+
+        def pull(vector: Tensor) -> Tensor:
+            return torch.autograd.grad(out, tokens, vector, retain_graph=True)[0]
+
+        if self.n_iters == math.inf:  # symmetric
+            return pull, pull
+        probe = torch.zeros_like(out, requires_grad=True)
+        (pulled,) = torch.autograd.grad(out, tokens, probe, create_graph=True)
+        # What is linear in the probe has the transpose of a transpose for its own gradient.
+        return lambda vector: torch.autograd.grad(pulled, probe, vector, retain_graph=True)[0], pull
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         checks.tensor(CALLER, "x", x, min_dim=2)
