@@ -74,30 +74,28 @@ class InvertibleAttention(nn.Module):
     def inverse(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """The x with `forward(x, mask) = y`, by iterating `x ← y − branch(x)`; no gradient goes through it.
 
-        Every sample stops by itself, once a contraction cannot move it by more than `eps^¾·|y|` any more (2e-12 in
-        float64, 6e-6 in float32). Each difference of successive iterates has to be smaller than the one before it;
-        otherwise a RuntimeError says so.
+        It ends once a contraction cannot move any sample by more than `eps^¾·|y|` any more (2e-12 in float64, 6e-6 in
+        float32). Until then each difference of successive iterates has to be smaller than the one before it; otherwise
+        a RuntimeError says so.
         """
         self._check(y, mask)
         gain, eps, size = self._gain(y, mask), torch.finfo(y.dtype).eps, _size(silence(y, mask))
         goal, rounding = eps**0.75 * size, 16 * eps * size
         # As many as it takes if every difference is `contraction` times the one before it.
         most = 2 + math.ceil(math.log(eps**0.75 * (1 - self.contraction)) / math.log(self.contraction))
-        x, before, ratio = y, torch.full_like(size, math.inf), torch.zeros_like(size)
-        done = torch.zeros_like(size, dtype=torch.bool)
-        for step in range(1, most + 1):
+        x, before, step = y, torch.full_like(size, math.inf), 0
+        while True:
+            step += 1
             new = y - gain * self._branch(x, mask)
             now = _size(silence(new - x, mask))
-            x, ratio, before = torch.where(done, x, new), now / before, now
-            failed = ~done & (ratio >= 1) & (now > rounding)
-            if failed.any():
-                raise RuntimeError(self._complaint(ratio[failed].max().item(), step))
+            x, ratio, before = new, now / before, now
             rate = ratio.clamp(self.contraction, 1.0)
-            # NaN will not get better; it stops too.
-            done = done | ~(now * rate > goal * (1 - rate)) | (now <= rounding)
-            if done.all():
+            # NaN will not get better; it ends too.
+            going = (now > rounding) & (now * rate > goal * (1 - rate))
+            if not going.any():
                 return x
-        raise RuntimeError(self._complaint(ratio[~done].max().item(), most))
+            if step == most or (going & (ratio >= 1)).any():
+                raise RuntimeError(self._complaint(ratio[going].max().item(), step))
 
     @torch.no_grad()
     def local_norm(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -173,8 +171,8 @@ class InvertibleAttention(nn.Module):
         remedy = "" if self.n_iters in (1, math.inf) else " n_iters=1 and n_iters=math.inf have a proven bound."
         return (
             f"{CALLER}: inverse does not converge at this y: after {steps} steps a difference of successive iterates "
-            f"is {ratio:.3g} times the one before it, where it must be smaller. Lower contraction, now "
-            f"{self.contraction}, before training, and check y and mask: local_norm(x, mask) must be below 1.{remedy}"
+            f"is {ratio:.3g} times the one before it, where contraction={self.contraction} was asked for. Build the "
+            f"layer with a smaller contraction; local_norm(x, mask) tells how far it stretches.{remedy}"
         )
 
     def extra_repr(self) -> str:
