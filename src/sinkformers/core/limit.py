@@ -13,7 +13,7 @@ from sinkformers.core.sinkhorn import check_problem, relaxation_tensor
 
 
 class ConvergenceWarning(UserWarning):
-    """`sinkhorn_limit` stopped before the residual fell below the tolerance: at `max_iters`, or at NaN."""
+    """`sinkhorn_limit` or a layer stopped before its residual fell below the tolerance: at the last step, or at NaN."""
 
 
 class LimitInfo(NamedTuple):

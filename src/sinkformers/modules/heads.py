@@ -1,4 +1,4 @@
-"""`Heads`: what all our attention modules share, and what conversion puts its own settings into."""
+"""What our attention modules share: `Heads`, which conversion puts its own settings into, and how tokens are split."""
 
 from torch import Tensor, nn
 
@@ -43,3 +43,22 @@ class Heads(nn.Module):
             query_mask=query_mask,
             key_mask=key_mask,
         )
+
+
+def head_width(caller: str, dim: int, num_heads: int, head_dim: int | None) -> int:
+    """`head_dim`, or the equal share of `dim` where it is not given."""
+    if head_dim is None and dim % num_heads:
+        raise ValueError(
+            f"{caller}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
+        )
+    return head_dim or dim // num_heads
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Tokens (…, n, heads·d) as heads (…, heads, n, d)."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
+def join_heads(heads: Tensor) -> Tensor:
+    """Heads (…, heads, n, d) as tokens (…, n, heads·d)."""
+    return heads.transpose(-3, -2).flatten(-2)

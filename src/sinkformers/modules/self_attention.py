@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from sinkformers.modules.heads import Heads
+from sinkformers.modules.heads import Heads, head_width, join_heads
 
 CALLER = "SelfAttention"
 
@@ -39,11 +39,7 @@ class SelfAttention(Heads):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(n_iters, tau, dropout=dropout)
-        if head_dim is None and dim % num_heads:
-            raise ValueError(
-                f"{CALLER}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
-            )
-        self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
+        self.num_heads, self.head_dim = num_heads, head_width(CALLER, dim, num_heads, head_dim)
         self.tie_qk = tie_qk
         inner = self.num_heads * self.head_dim
         self.project = nn.Linear(dim, (2 if tie_qk else 3) * inner, bias=bias)
@@ -53,7 +49,7 @@ class SelfAttention(Heads):
         """Attend; `mask` (batch, n) is True at the tokens that take part, as queries and as keys."""
         heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         query, key, value = heads[0], heads[-2], heads[-1]
-        return self.out(self._attend(query, key, value, mask, mask).transpose(1, 2).flatten(2))
+        return self.out(join_heads(self._attend(query, key, value, mask, mask)))
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, n_iters={self.n_iters}, tau={self.tau}, tie_qk={self.tie_qk}"

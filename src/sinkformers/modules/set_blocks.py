@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sinkformers.modules.heads import Heads
+from sinkformers.modules.heads import Heads, join_heads, split_heads
 
 ScaleBy = Literal["head", "width"]
 Plan = Callable[[Tensor], Tensor]
@@ -62,12 +62,11 @@ class MAB(Heads):
     def forward(self, x: Tensor, y: Tensor, query_mask: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
         """`query_mask` (batch, n) and `key_mask` (batch, m) are True at the elements that take part."""
         query, key, value = (
-            tokens.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
-            for tokens in (self.query(x), self.key(y), self.value(y))
+            split_heads(tokens, self.num_heads) for tokens in (self.query(x), self.key(y), self.value(y))
         )
         seen = self._attend(query, key, value, query_mask, key_mask)
         seen = seen if self.plan is None else self.plan(seen)
-        h = self.attention_norm((query + seen).transpose(-3, -2).flatten(-2))
+        h = self.attention_norm(join_heads(query + seen))
         return self.out_norm(h + self.out(h).relu())
 
     def extra_repr(self) -> str:

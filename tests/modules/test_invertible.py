@@ -1,0 +1,199 @@
+"""`InvertibleAttention` is what it says, contracts, and comes back."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import oracle
+from sinkformers.modules import InvertibleAttention
+from sinkformers.modules.lipschitz import limit_bound, softmax_bound
+
+COUNTS = [1, 2, 3, 5, math.inf]
+REAL = torch.arange(7) < torch.tensor([[7], [4]])
+
+
+def build(n_iters, size=3.0, contraction=0.9):
+    """A layer whose weights are large enough for the branch to be scaled down."""
+    layer = InvertibleAttention(6, 3, 5, n_iters=n_iters, contraction=contraction).double()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight *= size
+    return layer
+
+
+def rand(*size):
+    return torch.randn(*size, dtype=torch.float64)
+
+
+def branch_jacobian(layer, x, mask=None):
+    matrix = torch.autograd.functional.jacobian(lambda x: layer(x, mask) - x, x)
+    return matrix.reshape(x.numel(), x.numel())
+
+
+@pytest.mark.parametrize("n_iters", COUNTS)
+@pytest.mark.parametrize(("n", "size"), [(7, 0.1), (7, 1.5), (61, 1.5)])
+def test_the_branch_is_l2_attention_scaled_to_its_bound(n_iters, n, size):
+    layer, x = build(n_iters, size), rand(1, n, 6)
+    heads = layer.project(x).unflatten(-1, (3, 5)).transpose(1, 2)
+    attended = oracle.attention(heads, heads, heads, 2001 if n_iters == math.inf else n_iters, cost="l2")
+    branch = layer.out(attended.transpose(1, 2).flatten(2))
+    bounds = {1: [softmax_bound], math.inf: [limit_bound]}.get(n_iters, [softmax_bound, limit_bound])
+    bound = max(each(torch.tensor(float(n), dtype=torch.float64)).item() for each in bounds)
+    for weight in layer.parameters():
+        bound *= torch.linalg.svdvals(weight.detach())[0].item()
+    assert (bound > 0.9) == (size > 1)
+    assert_close(layer(x) - x, branch * min(1.0, 0.9 / bound), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("n_iters", COUNTS)
+@pytest.mark.parametrize("lead", [(), (2,), (3, 2)])
+def test_inverse(n_iters, lead):
+    layer, x = build(n_iters), 2 * rand(*lead, 7, 6)
+    y = layer(x)
+    assert (y - x).abs().max() > 0.1
+    assert_close(layer.inverse(y), x, atol=1e-10, rtol=0)
+    assert_close(layer(layer.inverse(x)), x, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("n_iters", [1, 3, math.inf])
+@pytest.mark.parametrize("size", [0.1, 10.0, 1e3])
+@pytest.mark.parametrize("contraction", [0.9, 0.9999])
+def test_inverse_in_single_precision(n_iters, size, contraction):
+    layer, x = build(n_iters, contraction=contraction).float(), size * torch.randn(101, 7, 6)
+    assert_close(layer.inverse(layer(x)), x, atol=1e-5 * x[0].norm().item(), rtol=0)
+
+
+@pytest.mark.parametrize("n_iters", [1, math.inf])
+def test_the_branch_contracts(n_iters):
+    """Under any weights, near and far, also where attention changes fast."""
+    for scale in (0.1, 1.0, 10.0):
+        layer, x, change = build(n_iters, 10.0), scale * rand(101, 5, 6), rand(101, 5, 6)
+        for length in (1e-3, 1.0):
+            moved = x + scale * length * change
+            stretch = (layer(moved) - moved - layer(x) + x).norm(dim=(1, 2)) / (moved - x).norm(dim=(1, 2))
+            assert stretch.max() < 0.9
+
+
+@pytest.mark.parametrize("n_iters", COUNTS)
+def test_local_norm_is_that_of_the_jacobian(n_iters):
+    layer, x = build(n_iters), rand(2, 7, 6)
+    norms = layer.local_norm(x, REAL)
+    for sample, mask, norm in zip(x, REAL, norms, strict=True):
+        expected = torch.linalg.matrix_norm(branch_jacobian(layer, sample, mask), 2)
+        assert_close(norm, expected, atol=0, rtol=2e-3)
+        assert norm < 0.9
+
+
+@pytest.mark.parametrize("n_iters", [1, 3, math.inf])
+def test_gradient(n_iters):
+    layer, x = build(n_iters, 1.5), rand(2, 5, 6).requires_grad_()
+    names, weights = zip(*layer.named_parameters(), strict=True)
+
+    def call(x, *weights):
+        return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), (x, REAL[:, :5]))
+
+    assert torch.autograd.gradcheck(call, (x, *weights), fast_mode=True)
+
+
+@pytest.mark.parametrize("n_iters", COUNTS)
+def test_masking_equals_deletion(n_iters):
+    layer, x = build(n_iters), rand(2, 7, 6)
+    y = layer(x, REAL)
+    assert y[1, 4:].equal(x[1, 4:])
+    assert_close(y[1, :4], layer(x[1, :4]), atol=1e-13, rtol=0)
+    back = layer.inverse(y, REAL)
+    assert back[1, 4:].equal(x[1, 4:])
+    assert_close(layer.local_norm(x, REAL)[1], layer.local_norm(x[1, :4]), atol=0, rtol=2e-3)
+
+
+@pytest.mark.parametrize("n_iters", COUNTS)
+def test_what_stands_in_padding_changes_nothing(n_iters):
+    layer, results = build(n_iters), []
+    x, d_y = rand(2, 7, 6), rand(2, 7, 6)
+    for filling in (0.0, torch.nan):
+        tokens = x.masked_fill(~REAL[..., None], filling).requires_grad_()
+        y = layer(tokens, REAL)
+        grads = torch.autograd.grad(y, (tokens, *layer.parameters()), d_y)
+        real = REAL[..., None]
+        results.append(
+            [y.where(real, 0), layer.inverse(y, REAL).where(real, 0), layer.local_norm(tokens, REAL), *grads]
+        )
+    for clean, poisoned in zip(*results, strict=True):
+        assert clean.equal(poisoned)
+        assert clean.isfinite().all()
+
+
+@pytest.mark.parametrize("n_iters", COUNTS)
+def test_tokens_have_no_order(n_iters):
+    layer, x, order = build(n_iters), rand(7, 6), torch.randperm(7)
+    assert_close(layer(x[order]), layer(x)[order], atol=1e-13, rtol=0)
+
+
+def test_a_sample_without_tokens_and_layers_without_weights():
+    layer, x = build(1), rand(2, 7, 6)
+    nobody = REAL & torch.tensor([[True], [False]])
+    assert layer(x, nobody)[1].equal(x[1])
+    assert layer.inverse(x, nobody)[1].equal(x[1])
+    for weight in layer.parameters():
+        torch.nn.init.zeros_(weight)
+    x.requires_grad_()
+    assert layer(x).equal(x)
+    assert layer.inverse(x).equal(x)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(layer(x).sum(), (x, *layer.parameters())))
+
+
+def test_nan_stays_in_its_sample():
+    layer, x = build(math.inf), rand(2, 7, 6)
+    x[0, 2, 3] = torch.nan
+    assert_close(layer.inverse(layer(x))[1], x[1], atol=1e-10, rtol=0)
+    assert layer.inverse(x)[0].isnan().any()
+
+
+@pytest.mark.parametrize("n_iters", [1, 3])
+def test_an_iteration_that_does_not_contract_is_an_error(n_iters, monkeypatch):
+    layer, x = build(n_iters), rand(7, 6)
+    gain = layer._gain(x, None)
+    monkeypatch.setattr(layer, "_gain", lambda *_: 30 * gain)
+    remedy = "n_iters=1 and n_iters=math.inf have a proven bound" if n_iters == 3 else "how far it stretches.$"
+    message = rf"inverse .* after \d steps .* times the one before it, .* smaller contraction; local_norm.*{remedy}"
+    with pytest.raises(RuntimeError, match=message):
+        layer.inverse(layer(x))
+
+
+def test_a_slow_iteration_is_an_error_too(monkeypatch):
+    """Differences that shrink, but by less than was promised: tokens far apart attend to themselves alone."""
+    layer, x = InvertibleAttention(6, 1, contraction=0.5).double(), 100 * rand(7, 6)
+    for weight in layer.parameters():
+        torch.nn.init.eye_(weight)
+    monkeypatch.setattr(layer, "_gain", lambda *_: torch.full((1, 1), 0.97, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match=r"inverse .*: after 4\d steps .* is 0\.97 times the one before it"):
+        layer.inverse(layer(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"contraction": 1.0}, "contraction must lie between 0 and 1.*got 1.0.*0.9 leaves"),
+        ({"contraction": 0}, "contraction must lie between 0 and 1.*got 0"),
+        ({"n_iters": 0}, "n_iters must be a whole number"),
+        ({"n_iters": 2.5}, "n_iters must be a whole number"),
+        ({"num_heads": 4}, "num_heads must divide dim"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=f"InvertibleAttention: {message}"):
+        InvertibleAttention(**{"dim": 6, "num_heads": 3, **options})
+
+
+def test_errors_of_a_call():
+    layer = InvertibleAttention(6, 3)
+    with pytest.raises(ValueError, match=r"InvertibleAttention: mask must broadcast to the tokens = \(2, 7\)"):
+        layer(torch.randn(2, 7, 6), torch.ones(2, 6, dtype=torch.bool))
+    with pytest.raises(TypeError, match="InvertibleAttention: mask must be a boolean tensor"):
+        layer.inverse(torch.randn(2, 7, 6), torch.ones(2, 7))
+
+
+def test_its_settings_are_shown():
+    assert "num_heads=3, n_iters=inf, contraction=0.9" in repr(build(math.inf))
