@@ -55,4 +55,5 @@ FIGURE2_MNIST = Artefact(
         ),
     },
     task=figure6.task,
+    twins=("figure6",),
 )

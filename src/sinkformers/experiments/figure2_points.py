@@ -44,4 +44,5 @@ FIGURE2_POINTS = Artefact(
         ),
     },
     task=table1_pct.task,
+    twins=("table1-pct",),
 )

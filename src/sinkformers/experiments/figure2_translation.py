@@ -51,4 +51,5 @@ FIGURE2_TRANSLATION = Artefact(
         ),
     },
     task=table2.task,
+    twins=("table2",),
 )

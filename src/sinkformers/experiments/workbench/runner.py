@@ -20,6 +20,7 @@ from sinkformers.experiments.workbench.cells import Claim, claim
 from sinkformers.experiments.workbench.display import Display
 from sinkformers.experiments.workbench.provenance import provenance
 from sinkformers.experiments.workbench.task import Keeps
+from sinkformers.experiments.workbench.twins import find_twin, json_bytes, take_over
 
 
 def run(
@@ -81,6 +82,18 @@ def _train(
         task = artefact.task(preset, cell.arm, cell.seed, data)
     display.begin(cell.name, task.recipe.epochs)
     identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
+    where = {
+        "processes": accelerator.num_processes,
+        "device": accelerator.device.type,
+        "precision": accelerator.mixed_precision,
+    }
+    twin = None if cell.before is not None else find_twin(out, artefact.twins, identity, where)
+    if twin is not None:
+        if held is not None:
+            held.check()
+            take_over(cell, folder, twin, out)
+            display.say(f"{cell.name}: taken over from {twin.relative_to(out)}, which is the same training.")
+        return
     for left in (*folder.glob("*.partial"), *folder.glob("draft-*")):  # by a process that was killed while writing
         left.unlink(missing_ok=True)
     start = None if cell.before is None else checkpoint.read(out / cell.before / MODEL)[0]
@@ -108,17 +121,15 @@ def _train(
     }
     made = {
         **provenance(),
-        "processes": accelerator.num_processes,
-        "device": accelerator.device.type,
-        "precision": accelerator.mixed_precision,
+        **where,
         "resumed": done.resumed,
         "seconds_per_epoch": [round(seconds, 3) for seconds in done.seconds],
     }
     checkpoint.write(folder / MODEL, done.model.state_dict(), {"settings": dict(cell.arm.settings)})
     for name, content in task.files().items() if isinstance(task, Keeps) else ():
         checkpoint.replace(folder / name, content)
-    checkpoint.replace(folder / RUN, _json(made))
-    checkpoint.replace(folder / METRICS, _json(metrics))  # last: with it the cell is finished
+    checkpoint.replace(folder / RUN, json_bytes(made))
+    checkpoint.replace(folder / METRICS, json_bytes(metrics))  # last: with it the cell is finished
     (folder / training.CHECKPOINT).unlink(missing_ok=True)
 
 
@@ -157,10 +168,6 @@ def _epoch_of(line: str) -> int:
         return json.loads(line)["epoch"]
     except (ValueError, KeyError):
         return 2**31  # damaged: left out
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _is_done(out: Path, cell: Cell) -> bool:
