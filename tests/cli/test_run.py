@@ -114,6 +114,15 @@ def test_two_commands_share_a_folder_and_train_each_cell_once(finished, tmp_path
     assert (tmp_path / CELL / "metrics.json").read_bytes() == (finished[0] / CELL / "metrics.json").read_bytes()
 
 
+def test_what_all_jobs_complain_of_is_said_once(tmp_path):
+    (tmp_path / "data").mkdir()
+    process = start("--out", tmp_path / "out", "--jobs", "2", "--data", tmp_path / "data", "--preset", "small")
+    _, complaint = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert complaint.count("sinkformers: ") == complaint.count("\n") == 1
+    assert "dogs-vs-cats: there is neither" in complaint
+
+
 def test_jobs_start_processes_of_their_own(finished, tmp_path):
     process = start("--out", tmp_path, "--jobs", "2")
     said, complaint = process.communicate(timeout=300)

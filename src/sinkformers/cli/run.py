@@ -47,7 +47,7 @@ def run(
             return
         need("experiments", ("accelerate", "psutil", "safetensors", "tensorboard"), "experiments")
         if jobs > 1:
-            _side_by_side(jobs, cells, out)
+            _side_by_side(jobs, chosen, cells, out)
         else:
             _train(chosen, preset, cells, out, data=data, device=device, precision=precision, save_every=save_every)
     if os.environ.get("RANK", "0") == "0" and WORKER not in os.environ:
@@ -87,13 +87,17 @@ def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **opti
         display.say(f"{cell.name}: another process is training it.")
 
 
-def _side_by_side(jobs: int, cells: list[Cell], out: Path) -> None:
+def _side_by_side(jobs: int, artefact: Artefact, cells: list[Cell], out: Path) -> None:
     from sinkformers.experiments.workbench.display import Display
     from sinkformers.experiments.workbench.workers import side_by_side
 
     os.environ[WORKER] = "1"
     command = [sys.executable, "-m", "sinkformers.cli", *sys.argv[1:], "--jobs", "1"]
-    code = side_by_side(command, jobs, cells, out, Display())
+    display = Display()
+    display.expect(
+        {cell.name: artefact.presets[cell.preset].config.of(cell.arm.settings).recipe.epochs for cell in cells}
+    )
+    code = side_by_side(command, jobs, cells, out, display)
     del os.environ[WORKER]
     if code:
         raise typer.Exit(code=code)

@@ -23,6 +23,7 @@ class Display:
         self._cells = self.progress.add_task("cells", total=None)
         self._running: dict[str, TaskID] = {}
         self._steps = self.progress.add_task("", total=None, visible=False)
+        self._totals: dict[str, int] = {}
         self._name, self._epochs, self._said = "", 0, 0.0
 
     def __enter__(self) -> Display:
@@ -44,7 +45,12 @@ class Display:
     def begin(self, name: str, epochs: int) -> None:
         """One cell runs in this process."""
         self._name, self._epochs = name, epochs
+        self.expect({name: epochs})
         self.several({name: 0})
+
+    def expect(self, epochs: Mapping[str, int]) -> None:
+        """How many epochs these cells have."""
+        self._totals.update(epochs)
 
     def several(self, epochs: Mapping[str, int]) -> None:
         """These cells run, here or in other processes, and are so far."""
@@ -52,7 +58,7 @@ class Display:
             self.progress.remove_task(self._running.pop(name))
         for name, epoch in epochs.items():
             if name not in self._running:
-                self._running[name] = self.progress.add_task(name, total=self._epochs or None)
+                self._running[name] = self.progress.add_task(name, total=self._totals.get(name))
             self.progress.update(self._running[name], completed=epoch)
 
     def step(self, epoch: int, step: int, of: int) -> None:
