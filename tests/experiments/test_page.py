@@ -156,5 +156,7 @@ def test_the_page_shows_the_figures_that_lie_beside_it(plain, text):
 
 
 def test_the_template_is_part_of_the_package():
-    template = Path(page.__file__).with_name(page.TEMPLATE)
-    assert re.match(r"\{% macro", template.read_text(encoding="utf-8"))
+    template = Path(page.__file__).with_name(page.TEMPLATE).read_text(encoding="utf-8")
+    parts = re.findall(r'\{% (?:extends|from) "([\w.]+)"', template)
+    assert parts == ["base.html.jinja", "table.html.jinja"]
+    assert all(Path(page.__file__).with_name(part).is_file() for part in parts)

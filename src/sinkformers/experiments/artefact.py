@@ -92,7 +92,7 @@ class Artefact:
     presets: Mapping[str, Preset] = field(default_factory=dict)
     paper_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # arm → {"median": …, "best": …}
     task: Callable[[Preset, Arm, int, Path | None], Task] | None = None
-    make: Callable[[Path], str] | None = None  # where nothing is trained: fills a folder, and says what is in it
+    make: Callable[[Preset, Path], str] | None = None  # where nothing is trained: fills a folder, says what is in it
 
     @property
     def planned(self) -> bool:

@@ -7,6 +7,7 @@ from sinkformers.experiments.figure1 import FIGURE1
 from sinkformers.experiments.figure2_mnist import FIGURE2_MNIST
 from sinkformers.experiments.figure5 import FIGURE5
 from sinkformers.experiments.figure6 import FIGURE6
+from sinkformers.experiments.theory.study import THEORY
 
 ARTEFACTS = (
     FIGURE1,
@@ -32,7 +33,7 @@ ARTEFACTS = (
     ),
     FIGURE5,
     FIGURE6,
-    Artefact("theory", "Flows, energies and limits in numbers", "propositions and a theorem"),
+    THEORY,
 )
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.reporting import curves, finals, tables, words
@@ -67,12 +68,12 @@ def write(summaries: Sequence[Summary], out: Path) -> Path:
         (out / f"{section.anchor}.csv").write_text(tables.comma_separated(section.summary), encoding="utf-8")
         (out / f"{section.anchor}.md").write_text(_markdown(section), encoding="utf-8")
     page = out / "index.html"
-    page.write_text(render(sections), encoding="utf-8")
+    page.write_text(fill(TEMPLATE, sections=sections), encoding="utf-8")
     return page
 
 
-def render(sections: Sequence[Section]) -> str:
-    """The page. Everything that comes from a record is escaped."""
+def fill(template: str, **values: Any) -> str:
+    """A page from one of the templates beside this file. Everything that is put in is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -82,7 +83,7 @@ def render(sections: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(TEMPLATE).render(sections=sections)
+    return environment.get_template(template).render(**values)
 
 
 def _section(summary: Summary, out: Path) -> Section:
@@ -108,18 +109,18 @@ def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
     setting = finals.swept(records)
     if setting is not None:
         caption = f"Final test {summary.metric} against {setting}. Dots are runs, lines go through medians."
-        yield _picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
+        yield picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
     caption = f"Final test {summary.metric} of every run; the bar is the median."
-    yield _picture("runs", caption, stem, lambda path: save(finals.final_values(records), path))
+    yield picture("runs", caption, stem, lambda path: save(finals.final_values(records), path))
     for name, caption, figure in BY_EPOCH:
         try:
             drawn = figure(records)
         except ExperimentError:
             continue  # not every experiment measures its attention
-        yield _picture(name, caption, stem, lambda path, drawn=drawn: save(drawn, path))
+        yield picture(name, caption, stem, lambda path, drawn=drawn: save(drawn, path))
 
 
-def _picture(name: str, caption: str, stem: Path, write: Callable[[Path], None]) -> Picture:
+def picture(name: str, caption: str, stem: Path, write: Callable[[Path], None]) -> Picture:
     files = [stem.with_name(f"{stem.name}-{name}{suffix}") for suffix in FORMATS]
     for file in files:
         write(file)
