@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinkformers.flows.maps import AttentionMap
 from sinkformers.flows.measure import Measure
-from sinkformers.flows.potentials import blocks
+from sinkformers.flows.potentials import BLOCK_BYTES, blocks
 from sinkformers.flows.projections import Cost, Projections, Scores
 
 
@@ -28,7 +28,10 @@ def energy_zero(measure: Measure, projections: Projections, *, eps: float = 1.0,
         0.5
     """
     scores = AttentionMap(projections, eps=eps, cost=cost, n_iters=0).scores
-    energy = _pairwise(scores, measure, torch.zeros_like(measure.weights), torch.zeros_like(measure.weights), 2**28) / 2
+    energy = (
+        _pairwise(scores, measure, torch.zeros_like(measure.weights), torch.zeros_like(measure.weights), BLOCK_BYTES)
+        / 2
+    )
     if not energy.detach().isfinite():
         raise OverflowError("energy_zero: exp(scores) overflows; bring the particles nearer to 0 or raise eps.")
     return energy

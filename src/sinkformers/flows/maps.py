@@ -78,7 +78,7 @@ class AttentionMap:
             Proposition 4, cost "l2"), `T − (1/ε) W_V x` for more (Theorem 1).
         tol, max_iters: of T^∞. It takes averaged updates where `W_QᵀW_K` is symmetric positive semi-definite, some 35
             whatever ε, and alternates otherwise; `Field.evidence` says how far it came.
-        max_bytes: the most that a block of scores takes; a larger matrix is made in blocks of rows.
+        max_bytes: T^∞ keeps its kernel (n, n) where so many bytes hold it, and makes it anew in each pass otherwise.
 
     Examples:
         >>> import torch
@@ -96,7 +96,7 @@ class AttentionMap:
     recentred: bool = False
     tol: float = 1e-11
     max_iters: int = 1001
-    max_bytes: int = 2**28
+    max_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         caller = "AttentionMap"

@@ -20,6 +20,8 @@ from torch import Tensor
 from sinkformers.flows.measure import Measure
 from sinkformers.flows.projections import Scores
 
+BLOCK_BYTES = 2**25  # of scores that are made, used and forgotten
+
 
 class Evidence(NamedTuple):
     """How a limit was reached."""
@@ -33,8 +35,8 @@ class Evidence(NamedTuple):
 
 
 def blocks(n: int, row_bytes: int, max_bytes: int) -> Iterator[slice]:
-    """Slices that cover `range(n)`, each of as many rows as `max_bytes` hold, one at least."""
-    height = max(1, max_bytes // row_bytes)
+    """Slices that cover `range(n)`, each of as many rows as `max_bytes` and `BLOCK_BYTES` hold, one at least."""
+    height = max(1, min(max_bytes, BLOCK_BYTES) // row_bytes)
     for first in range(0, n, height):
         yield slice(first, min(n, first + height))
 
@@ -103,8 +105,12 @@ class _Kernel:
 
     def __init__(self, scores: Scores, points: Tensor, max_bytes: int) -> None:
         self.scores, self.points = scores, points
-        self.parts = list(blocks(len(points), len(points) * points.element_size(), max_bytes))
-        self.kept = self._block(self.parts[0]) if len(self.parts) == 1 else None
+        n, row_bytes = len(points), len(points) * points.element_size()
+        self.parts = list(blocks(n, row_bytes, max_bytes))
+        self.kept = points.new_empty(n, n) if n * row_bytes <= max_bytes else None
+        if self.kept is not None:
+            for rows in self.parts:
+                self.kept[rows] = self._block(rows)
 
     def _block(self, rows: slice) -> Tensor:
         # A distance is never negative, whatever its rounding says.
