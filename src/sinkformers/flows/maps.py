@@ -11,7 +11,7 @@ from torch import Tensor
 from sinkformers.core import checks as core_checks
 from sinkformers.flows import checks
 from sinkformers.flows.measure import Measure
-from sinkformers.flows.potentials import Evidence, alternating, averaged, blocks, row_step, steps
+from sinkformers.flows.potentials import Evidence, alternating, averaged, by_blocks, row_step, steps
 from sinkformers.flows.projections import Cost, Projections, Scores
 
 EXACT = Evidence(0, 0.0, True)
@@ -37,9 +37,8 @@ class Field:
 
     def __call__(self, points: Tensor) -> Tensor:
         checks.points("Field", "points", points)
-        row_bytes = len(self.measure) * points.element_size()
-        parts = [self._at(points[rows]) for rows in blocks(len(points), row_bytes, self.max_bytes)]
-        return torch.cat(parts)
+        result = points.new_empty(len(points), len(self.value))
+        return by_blocks(lambda rows: self._at(points[rows]), result, len(self.measure), self.max_bytes)
 
     def row_potentials(self, points: Tensor) -> Tensor:
         """`f(x)` (m,): the logarithm of what the last row step divides by, with its sign turned."""

@@ -11,7 +11,7 @@ falls.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from sinkformers.flows.measure import Measure
 from sinkformers.flows.projections import Scores
 
-BLOCK_BYTES = 2**25  # of scores that are made, used and forgotten
+BLOCK_BYTES = 2**23  # of scores that are made, used and forgotten
 
 
 class Evidence(NamedTuple):
@@ -41,18 +41,34 @@ def blocks(n: int, row_bytes: int, max_bytes: int) -> Iterator[slice]:
         yield slice(first, min(n, first + height))
 
 
+def by_blocks(make: Callable[[slice], Tensor], result: Tensor, m: int, max_bytes: int) -> Tensor:
+    """Fill `result` (n, …) with what `make` gives for each slice of rows, scores of `m` columns being made on the way.
+
+    Results that were kept one by one would each pin the memory of their block.
+    """
+    for rows in blocks(len(result), m * result.element_size(), max_bytes):
+        result[rows] = make(rows)
+    return result
+
+
 def row_step(scores: Scores, measure: Measure, g: Tensor, x: Tensor, max_bytes: int) -> Tensor:
     """`f(x) = −log Σ_j w_j exp(C(x, x_j) + g_j)` at points (m, d)."""
     shift = g + measure.weights.log()
-    parts = blocks(len(x), len(measure) * x.element_size(), max_bytes)
-    return torch.cat([-(scores(x[rows], measure.points) + shift).logsumexp(-1) for rows in parts])
+
+    def make(rows: slice) -> Tensor:
+        return -(scores(x[rows], measure.points) + shift).logsumexp(-1)
+
+    return by_blocks(make, x.new_empty(len(x)), len(measure), max_bytes)
 
 
 def column_step(scores: Scores, measure: Measure, f: Tensor, max_bytes: int) -> Tensor:
     """`g(x_j) = −log Σ_i w_i exp(C(x_i, x_j) + f_i)` at the particles."""
     shift = (f + measure.weights.log())[:, None]
-    parts = blocks(len(measure), len(measure) * f.element_size(), max_bytes)
-    return torch.cat([-(scores(measure.points, measure.points[some]) + shift).logsumexp(0) for some in parts])
+
+    def make(columns: slice) -> Tensor:
+        return -(scores(measure.points, measure.points[columns]) + shift).logsumexp(0)
+
+    return by_blocks(make, f.new_empty(len(measure)), len(measure), max_bytes)
 
 
 def steps(scores: Scores, measure: Measure, n_iters: int, max_bytes: int) -> tuple[Tensor, Tensor]:
@@ -105,12 +121,9 @@ class _Kernel:
 
     def __init__(self, scores: Scores, points: Tensor, max_bytes: int) -> None:
         self.scores, self.points = scores, points
-        n, row_bytes = len(points), len(points) * points.element_size()
-        self.parts = list(blocks(n, row_bytes, max_bytes))
-        self.kept = points.new_empty(n, n) if n * row_bytes <= max_bytes else None
-        if self.kept is not None:
-            for rows in self.parts:
-                self.kept[rows] = self._block(rows)
+        self.max_bytes, n = max_bytes, len(points)
+        fits = n * n * points.element_size() <= max_bytes
+        self.kept = by_blocks(self._block, points.new_empty(n, n), n, max_bytes) if fits else None
 
     def _block(self, rows: slice) -> Tensor:
         # A distance is never negative, whatever its rounding says.
@@ -119,7 +132,8 @@ class _Kernel:
     def apply(self, vector: Tensor) -> Tensor:
         if self.kept is not None:
             return self.kept @ vector
-        return torch.cat([self._block(rows) @ vector for rows in self.parts])
+        result = torch.empty_like(vector)
+        return by_blocks(lambda rows: self._block(rows) @ vector, result, len(vector), self.max_bytes)
 
 
 def _reachable(tol: float, measure: Measure) -> float:
