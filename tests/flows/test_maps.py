@@ -1,6 +1,8 @@
 """T⁰, T^l and T^∞ against the operator of the core, and what weights, coinciding particles and blocks mean."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -173,3 +175,18 @@ def test_nearly_a_point_mass_and_one_particle(make):
     for n_iters in (1, 2, 3, math.inf):
         field = AttentionMap(projections, eps=0.5, n_iters=n_iters)(Measure.uniform(place))
         assert_close(field(place), place @ projections.value.T / 0.5)
+
+
+def test_a_large_measure_does_without_its_matrix():
+    """6,000 particles: the matrix would take 288 MB; blocks of rows, and what the libraries load, take half at most."""
+    code = """
+import resource, torch
+from sinkformers.flows import AttentionMap, Measure, Projections
+points = torch.randn(6000, 1, dtype=torch.float64)
+attention = AttentionMap(Projections.tied(torch.eye(1, dtype=torch.float64)), n_iters=3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+attention(Measure.uniform(points))(points)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 144_000  # KiB
