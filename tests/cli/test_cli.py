@@ -83,6 +83,37 @@ def test_figure_makes_its_folders_and_its_picture(tmp_path):
     assert str(out) in result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "suffix", "magic", "says"),
+    [
+        ("flow", "png", b"\x89PNG", "Sinkhorn, W_V = −1: variance"),
+        ("flow", "gif", b"GIF8", "Sinkhorn, W_V = +1: variance"),
+        ("density", "png", b"\x89PNG", "Sinkhorn: ∫|ρ − ρ'| against ½Δρ"),
+        ("energy", "svg", b"<?xml", "Sinkhorn, T: energy"),
+        ("convergence", "png", b"\x89PNG", "Orders: Sinkhorn"),
+    ],
+)
+def test_figures_of_the_theory(tmp_path, monkeypatch, name, suffix, magic, says):
+    from sinkformers.experiments.theory import cloud, equations, pictures, study
+
+    run, densities, energies, convergence = cloud.run, equations.densities, pictures.energies, study.convergence
+    monkeypatch.setattr(cloud, "run", lambda: run(n=12, frames=3))
+    monkeypatch.setattr(equations, "densities", lambda **_: densities(n=21, eps=0.05, times=(0.0, 0.01)))
+    monkeypatch.setattr(pictures, "energies", lambda: energies(n=7, frames=3))
+    monkeypatch.setattr(study, "convergence", lambda: convergence(study.SMOKE))
+    out = tmp_path / f"{name}.{suffix}"
+    result = invoke("figure", name, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes().startswith(magic)
+    assert says in result.output
+
+
+def test_only_the_flow_moves(tmp_path):
+    result = invoke("figure", "energy", "--out", tmp_path / "energy.gif")
+    assert result.exit_code == 2
+    assert "must end in .png, .svg, .pdf, which" in result.stderr
+
+
 def test_figure1_prints_a_plain_table_into_a_pipe(tmp_path):
     result = run_python(command_line("run", "figure1", "--preset", "paper", "--out", tmp_path), COLUMNS="80")
     assert result.returncode == 0, result.stderr

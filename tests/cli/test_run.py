@@ -146,7 +146,6 @@ def test_under_torchrun_two_processes_train_one_cell_together(finished, tmp_path
     ("arguments", "sentence"),
     [
         (["run", "figure7"], "there is no artefact 'figure7'. Choose one of figure1,"),
-        (["run", "theory"], "theory is planned and cannot be run yet."),
         (["run", "figure6", "--preset", "huge"], "figure6 has no preset 'huge'. Choose one of paper, authors,"),
         (["run", "figure6", "--preset", "smoke", "--seeds", "x"], "--seeds must be whole numbers from 0 on"),
         (["run", "figure6", "--preset", "smoke", "--n-iters", "0"], "--n-iters must be whole numbers from 1 on"),
@@ -189,4 +188,3 @@ def test_the_list_begins_its_lines_with_whole_names():
     assert names == {artefact["name"] for artefact in listed}
     assert "figure2-translation" in names
     assert next(a for a in listed if a["name"] == "figure6")["presets"]["small"]["seeds"] == [0, 1, 2]
-    assert next(a["name"] for a in listed if a["planned"]) == "theory"

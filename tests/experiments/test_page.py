@@ -1,6 +1,7 @@
 """The page stands alone, escapes what it is given, and is the same whenever its runs are."""
 
 import base64
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -155,5 +156,7 @@ def test_the_page_shows_the_figures_that_lie_beside_it(plain, text):
 
 
 def test_the_template_is_part_of_the_package():
-    template = Path(page.__file__).with_name(page.TEMPLATE)
-    assert template.read_text(encoding="utf-8").startswith("{% extends")
+    template = Path(page.__file__).with_name(page.TEMPLATE).read_text(encoding="utf-8")
+    parts = re.findall(r'\{% (?:extends|from) "([\w.]+)"', template)
+    assert parts == ["frame.html.jinja", "table.html.jinja"]
+    assert all(Path(page.__file__).with_name(part).is_file() for part in parts)

@@ -83,7 +83,6 @@ def test_other_counts_of_iterations_make_other_arms():
             lambda: selection.artefact_named("figure7"),
             r"there is no artefact 'figure7'. Choose one of figure1, figure2-",
         ),
-        (lambda: selection.artefact_named("theory"), r"theory is planned and cannot be run yet. These can: figure1, "),
         (
             lambda: selection.cells(selection.artefact_named("figure6"), "large"),
             r"figure6 has no preset 'large'. Choose one of paper, authors, small, smoke",

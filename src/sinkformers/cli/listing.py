@@ -20,7 +20,7 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="The same as data.
         return
     width = max(len(artefact.name) for artefact in ARTEFACTS)
     for artefact in ARTEFACTS:
-        typer.echo(f"{artefact.name:<{width}}  {artefact.title}{' (planned)' if artefact.planned else ''}")
+        typer.echo(f"{artefact.name:<{width}}  {artefact.title}")
         typer.echo(f"{'':<{width}}  the paper: {artefact.paper}")
         for name, preset in artefact.presets.items():
             needs = f"needs {preset.data}" if preset.data not in ("", "digits") else "needs no download"
@@ -31,7 +31,6 @@ def _as_data(artefact: Artefact) -> dict[str, Any]:
     return {
         "name": artefact.name,
         "title": artefact.title,
-        "planned": artefact.planned,
         "paper": artefact.paper,
         "paper_numbers": artefact.paper_numbers,
         "presets": {

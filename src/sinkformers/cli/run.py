@@ -14,7 +14,7 @@ import typer
 from sinkformers.cli.refusal import need, refuse
 
 if TYPE_CHECKING:
-    from sinkformers.experiments.artefact import Artefact, Cell
+    from sinkformers.experiments.artefact import Artefact, Cell, Preset
 
 WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they say nothing and report nothing
 
@@ -43,7 +43,7 @@ def run(
     with _refusing():
         chosen, cells = _select(artefact, preset, seeds, n_iters, arms or [])
         if chosen.make is not None:
-            _make(chosen.make, out / artefact / preset)
+            _make(chosen.make, chosen.presets[preset], out / artefact / preset)
             return
         need("experiments", ("accelerate", "psutil", "safetensors", "tensorboard"), "experiments")
         if jobs > 1:
@@ -103,10 +103,10 @@ def _side_by_side(jobs: int, artefact: Artefact, cells: list[Cell], out: Path) -
         raise typer.Exit(code=code)
 
 
-def _make(make: Callable[[Path], str], folder: Path) -> None:
+def _make(make: Callable[[Preset, Path], str], preset: Preset, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        print(make(folder))
+        print(make(preset, folder))
     except OSError as error:
         refuse(f"cannot write {folder}: {error.strerror or error}. Choose another --out, one that can be written.")
     print(f"Drawn to {folder}")

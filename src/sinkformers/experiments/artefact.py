@@ -90,7 +90,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Artefact:
-    """A figure or a table of the paper. Without presets it is planned."""
+    """A figure or a table of the paper."""
 
     name: str
     title: str
@@ -100,8 +100,4 @@ class Artefact:
     paper_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # arm → {"median": …, "best": …}
     task: Callable[[Preset, Arm, int, Path | None], Task] | None = None
     twins: tuple[str, ...] = ()  # artefacts some of whose cells are the same trainings
-    make: Callable[[Path], str] | None = None  # where nothing is trained: fills a folder, and says what is in it
-
-    @property
-    def planned(self) -> bool:
-        return not self.presets
+    make: Callable[[Preset, Path], str] | None = None  # where nothing is trained: fills a folder, says what is in it

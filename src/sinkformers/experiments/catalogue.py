@@ -1,4 +1,4 @@
-"""Every artefact of the paper, in its order; those without presets are planned."""
+"""Every artefact of the paper, in its order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sinkformers.experiments.figure6 import FIGURE6
 from sinkformers.experiments.table1_pct import TABLE1_PCT
 from sinkformers.experiments.table1_set import TABLE1_SET
 from sinkformers.experiments.table2 import TABLE2
+from sinkformers.experiments.theory.study import THEORY
 
 ARTEFACTS = (
     FIGURE1,
@@ -27,7 +28,7 @@ ARTEFACTS = (
     TABLE2,
     FIGURE5,
     FIGURE6,
-    Artefact("theory", "Flows, energies and limits in numbers", "propositions and a theorem"),
+    THEORY,
 )
 
 

@@ -125,8 +125,8 @@ def _draw_links(axes: Axes, queries: Tensor, keys: Tensor, weights: Tensor) -> N
     axes.set_axis_off()
 
 
-def make(folder: Path) -> str:
-    """Draw the figure, as PNG and SVG, and say what each key receives under the three normalisations."""
+def make(preset: Preset, folder: Path) -> str:
+    """Draw the figure, as PNG and SVG, and say what each key receives; every preset means the same ten points."""
     result = run()
     for suffix in ("png", "svg"):
         draw(result, folder / f"figure1.{suffix}")

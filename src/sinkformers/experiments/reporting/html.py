@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FORMATS = (".png", ".svg")
 KINDS = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 
 
@@ -17,6 +19,14 @@ class Picture:
     caption: str
     alt: str
     source: str
+
+
+def picture(name: str, caption: str, stem: Path, write: Callable[[Path], None]) -> Picture:
+    """A figure, written beside the page in all formats under `stem` and its own name."""
+    files = [stem.with_name(f"{stem.name}-{name}{suffix}") for suffix in FORMATS]
+    for file in files:
+        write(file)
+    return Picture(caption, f"Figure: {caption} The numbers are in the tables.", data_uri(files[-1]))
 
 
 def data_uri(file: Path) -> str:

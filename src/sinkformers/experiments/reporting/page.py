@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.reporting import curves, finals, tables, words
-from sinkformers.experiments.reporting.html import Picture, data_uri, render
+from sinkformers.experiments.reporting.html import Picture, picture, render
 from sinkformers.experiments.reporting.panels import save
 from sinkformers.experiments.reporting.summary import Summary
 
 TEMPLATE = "page.html.jinja"
-FORMATS = (".png", ".svg")
 
 # Name, caption, and how it is drawn.
 BY_EPOCH = (
@@ -88,22 +87,15 @@ def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
     setting = finals.swept(records)
     if setting is not None:
         caption = f"Final test {summary.metric} against {setting}. Dots are runs, lines go through medians."
-        yield _picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
+        yield picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
     caption = f"Final test {summary.metric} of every run; the bar is the median."
-    yield _picture("runs", caption, stem, lambda path: save(finals.final_values(records), path))
+    yield picture("runs", caption, stem, lambda path: save(finals.final_values(records), path))
     for name, caption, figure in BY_EPOCH:
         try:
             drawn = figure(records)
         except ExperimentError:
             continue  # not every experiment measures its attention
-        yield _picture(name, caption, stem, lambda path, drawn=drawn: save(drawn, path))
-
-
-def _picture(name: str, caption: str, stem: Path, write: Callable[[Path], None]) -> Picture:
-    files = [stem.with_name(f"{stem.name}-{name}{suffix}") for suffix in FORMATS]
-    for file in files:
-        write(file)
-    return Picture(caption, f"Figure: {caption} The numbers are in the tables.", data_uri(files[-1]))
+        yield picture(name, caption, stem, lambda path, drawn=drawn: save(drawn, path))
 
 
 def _markdown(section: Section) -> str:

@@ -1,0 +1,79 @@
+"""Bad input is refused where it enters: the argument, what it should be, what came, and what to do about it."""
+
+import torch
+from torch import Tensor
+
+# Matrices that were made symmetric or singular by rounding alone are taken as such.
+ROUNDING = 1e3
+
+
+def slack(matrix: Tensor) -> float:
+    """What rounding may leave of an entry that should be zero."""
+    return ROUNDING * torch.finfo(matrix.dtype).eps * max(matrix.abs().max().item(), torch.finfo(matrix.dtype).tiny)
+
+
+def points(caller: str, name: str, value: Tensor) -> None:
+    """Positions (n, d): finite, n ≥ 1, float32 or float64."""
+    if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float64):
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{caller}: {name} must be a tensor of float32 or float64; got {got}. Convert it: .double().")
+    if value.dim() != 2 or 0 in value.shape:
+        raise ValueError(f"{caller}: {name} must have shape (n, d), n ≥ 1, d ≥ 1; got {tuple(value.shape)}.")
+    lost = ~value.detach().isfinite().all(-1)
+    if lost.any():
+        which = int(lost.nonzero()[0])
+        raise ValueError(
+            f"{caller}: {name} must be finite, but particle {which} stands at {value[which].tolist()} "
+            f"({int(lost.sum())} of {len(lost)} are not finite)."
+        )
+
+
+def weights(caller: str, value: Tensor, n: int) -> None:
+    """Masses (n,): non-negative, sum 1."""
+    if value.shape != (n,):
+        raise ValueError(f"{caller}: weights must have shape ({n},), one a particle; got {tuple(value.shape)}.")
+    if not (value >= 0).all():
+        raise ValueError(f"{caller}: weights must be non-negative; the smallest is {value.min().item():.6g}.")
+    total = value.double().sum().item()
+    if not abs(total - 1) <= (2 + n) * torch.finfo(value.dtype).eps:
+        raise ValueError(f"{caller}: weights must sum to 1; their sum is {total:.6g}. Divide them by weights.sum().")
+
+
+def matrix(caller: str, name: str, value: Tensor, shape: tuple[int | None, int | None]) -> None:
+    """A finite matrix; None in `shape` leaves that axis open."""
+    fits = isinstance(value, Tensor) and value.dim() == 2
+    if not fits or any(want not in (None, have) for have, want in zip(value.shape, shape, strict=True)):
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{caller}: {name} must be a matrix of shape ({wanted}); got {got}.")
+    if not value.isfinite().all():
+        raise ValueError(f"{caller}: {name} must be finite; it holds {int((~value.isfinite()).sum())} other entries.")
+
+
+def symmetric(caller: str, name: str, value: Tensor) -> None:
+    gap = (value - value.mT).abs().max().item()
+    if gap > slack(value):
+        raise ValueError(
+            f"{caller}: {name} must be symmetric; it differs from its transpose by up to {gap:.3g}. "
+            "W_Q = W_K makes W_QᵀW_K symmetric."
+        )
+
+
+def positive_definite(caller: str, name: str, value: Tensor) -> None:
+    """Symmetric, with eigenvalues above rounding."""
+    symmetric(caller, name, value)
+    lowest = torch.linalg.eigvalsh(value)[0].item()
+    if lowest <= slack(value):
+        kind = "singular" if lowest >= -slack(value) else "indefinite or negative"
+        raise ValueError(
+            f"{caller}: {name} must be positive definite, but it is {kind}: its lowest eigenvalue is {lowest:.3g}."
+        )
+
+
+def invertible(caller: str, name: str, value: Tensor) -> None:
+    """Square, with singular values above rounding."""
+    if value.shape[0] != value.shape[1]:
+        raise ValueError(f"{caller}: {name} must be square and invertible; got shape {tuple(value.shape)}.")
+    lowest = torch.linalg.svdvals(value)[-1].item()
+    if lowest <= slack(value):
+        raise ValueError(f"{caller}: {name} must be invertible, but its lowest singular value is {lowest:.3g}.")

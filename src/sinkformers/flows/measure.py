@@ -1,0 +1,73 @@
+"""Probability measures as weighted particles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinkformers.flows import checks
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """`μ = Σ_i w_i δ(x_i)`: positions (n, d), and weights (n,) that are non-negative and sum to 1.
+
+    Particles may coincide; two at one place are one particle with both weights, for every map and energy here. A
+    particle without weight acts on nobody, but is moved.
+
+    Examples:
+        >>> import torch
+        >>> from sinkformers.flows import Measure
+        >>> measure = Measure.uniform(torch.tensor([[0.0], [1.0], [2.0]]))
+        >>> measure.mean().item(), round(measure.covariance().item(), 4)
+        (1.0, 0.6667)
+    """
+
+    points: Tensor
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        checks.points("Measure", "points", self.points)
+        checks.weights("Measure", self.weights, len(self.points))
+
+    @classmethod
+    def uniform(cls, points: Tensor) -> Measure:
+        """Equal weights: what the tokens of a sequence have."""
+        checks.points("Measure.uniform", "points", points)
+        n = len(points)
+        return cls(points, torch.full((n,), 1 / n, dtype=points.dtype, device=points.device))
+
+    @property
+    def dim(self) -> int:
+        return self.points.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def moved(self, points: Tensor) -> Measure:
+        """The same weights at other places."""
+        return Measure(points, self.weights)
+
+    def support(self) -> Measure:
+        """Only the particles that have weight."""
+        kept = self.weights > 0
+        return self if bool(kept.all()) else Measure(self.points[kept], self.weights[kept])
+
+    def integrate(self, values: Tensor) -> Tensor:
+        """`∫ v dμ` of values (n, …) given at the particles."""
+        return torch.einsum("n,n...->...", self.weights, values)
+
+    def norm(self, values: Tensor) -> float:
+        """`(∫ |v|² dμ)^½` of values (n, d) given at the particles: the norm of L²(μ)."""
+        return self.integrate(values.square().sum(-1)).sqrt().item()
+
+    def mean(self) -> Tensor:
+        """(d,)"""
+        return self.integrate(self.points)
+
+    def covariance(self) -> Tensor:
+        """(d, d), without correction for small samples: the second moment of μ itself."""
+        centred = self.points - self.mean()
+        return (centred * self.weights[:, None]).mT @ centred
