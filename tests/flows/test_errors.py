@@ -208,3 +208,10 @@ def test_particles_that_run_away_are_named():
     runaway = Projections(EYE, EYE, 50 * EYE)
     with pytest.raises(OverflowError, match=r"scores overflow; particle \d stands at .* run away"):
         flow(AttentionMap(runaway), Measure.uniform(normal(5, 2)), (0.0, 200.0), method=EULER, h=1.0)
+
+
+def test_a_step_too_long_is_told_from_scores_that_are_not_normalised():
+    """The scores still fit where the sum of what is seen does not any more."""
+    runaway = AttentionMap(Projections(EYE, EYE, EYE), eps=0.01)
+    with pytest.raises(OverflowError, match=r"Field: the map overflows; the farthest point stands .* run away"):
+        flow(runaway, Measure.uniform(normal(5, 2)), (0.0, 100.0), method=EULER, h=1.0)

@@ -15,6 +15,9 @@ from sinkformers.flows.potentials import Evidence, alternating, averaged, by_blo
 from sinkformers.flows.projections import Cost, Projections, Scores
 
 EXACT = Evidence(0, 0.0, True)
+RUNAWAY = (
+    "The particles run away (a raw flow with W_V of the sign of W_QᵀW_K does): stop earlier, or take recentred=True."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +61,16 @@ class Field:
             means = means - points @ self.centre.mT
         values = means @ self.value.mT / self.scores.eps
         if not values.detach().isfinite().all():
-            raise OverflowError(
+            raise OverflowError(self._complaint(points, scores))
+        return values
+
+    def _complaint(self, points: Tensor, scores: Tensor) -> str:
+        if self.row_potential is None:
+            return (
                 f"Field: exp(scores) overflows; the largest score is {scores.max().item():.3g}. T⁰ does not normalise: "
                 "bring the particles nearer to the origin, raise eps, or take n_iters ≥ 1."
             )
-        return values
+        return f"Field: the map overflows; the farthest point stands {points.norm(dim=-1).max():.3g} away. {RUNAWAY}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +174,5 @@ class AttentionMap:
         if not reach / self.eps < torch.finfo(points.dtype).max / 8:
             far = int(points.norm(dim=-1).argmax())
             raise OverflowError(
-                f"AttentionMap: scores overflow; particle {far} stands at {points[far].tolist()}. The particles run "
-                "away (a raw flow with W_V of the sign of W_QᵀW_K does): stop earlier, or take recentred=True."
+                f"AttentionMap: scores overflow; particle {far} stands at {points[far].tolist()}. {RUNAWAY}"
             )

@@ -33,13 +33,13 @@ def cloud(prediction: Prediction) -> Figure:
             axes.scatter(*prediction.points.T.numpy(), s=5, color=FAINT, linewidths=0)
         if attention is not None:
             places, shares = attention.places.T.numpy(), attention.shares.numpy()
-            drawn = axes.scatter(*places, c=shares, s=24, linewidths=0, depthshade=False, **_scale(attention.shares))
+            drawn = axes.scatter(*places, c=shares, s=36, linewidths=0, depthshade=False, **_scale(attention.shares))
             if attention.picked is not None:
                 axes.scatter(*attention.places[attention.picked].numpy()[:, None], s=140, marker="*", color=INK)
         axes.view_init(elevation, azimuth)  # pyright: ignore[reportAttributeAccessIssue]
         axes.set_box_aspect((1, 1, 1))  # pyright: ignore[reportAttributeAccessIssue]
         for set_limits in (axes.set_xlim, axes.set_ylim, axes.set_zlim):  # pyright: ignore[reportAttributeAccessIssue]
-            set_limits(-0.75, 0.75)
+            set_limits(-0.6, 0.6)
         axes.set_axis_off()
     name, likely = prediction.classes[0]
     figure.suptitle(plain(f"{prediction.file.name}: {name}, {likely:.0%}"), fontsize=13, color=INK)
