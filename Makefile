@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-timm test-triton lint types format bench bench-quick docs clean
+.PHONY: help run test test-slow test-timm test-triton lint types format bench bench-quick reproduction docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -41,6 +41,10 @@ bench: .venv/installed ## every benchmark, then its page (about half an hour on 
 
 bench-quick: .venv/installed ## two shapes, few rounds
 	$(BIN)/python -m benchmarks --quick
+
+reproduction: .venv/installed ## the tables and pictures of docs/reproduction.md, from results/
+	$(BIN)/sinkformers report results --out build --fill docs/reproduction.md
+	cp build/report/figure2-mnist-small-columns.png build/report/figure6-authors-against.png build/report/figure6-small-against.png docs/assets/
 
 docs: .venv/installed-docs ## the documentation, to site/
 	$(BIN)/zensical build --clean --strict

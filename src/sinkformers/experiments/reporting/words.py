@@ -12,6 +12,7 @@ from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row
 from sinkformers.experiments.reporting.summary import Summary
 
 STATISTICS = {"median", "mean", "best", "worst"}
+MOST_NAMED = 4  # arms whose missing cells are listed
 MOMENTS = 3  # at which columns are compared
 
 
@@ -111,7 +112,9 @@ def _missing(summary: Summary) -> list[str]:
         seeds: dict[str, list[str]] = {}
         for arm, seed in summary.not_begun:
             seeds.setdefault(arm, []).append(str(seed))
-        cells = ", ".join(f"{arm} seed {' '.join(each)}" for arm, each in seeds.items())
+        named = [f"{arm} seed {' '.join(each)}" for arm, each in seeds.items()]
+        more = f", and {_count(len(named) - MOST_NAMED, 'more arm')}" if len(named) > MOST_NAMED else ""
+        cells = f"{', '.join(named[:MOST_NAMED])}{more}"
         found.append(f"Not begun: {_count(len(summary.not_begun), 'cell')} of this preset ({cells}).")
     return found
 
