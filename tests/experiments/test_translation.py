@@ -99,6 +99,17 @@ def test_the_test_set_is_translated_in_full_and_in_order():
     )
 
 
+def test_conversion_at_one_iteration_leaves_every_digit():
+    made = task(n_iters=1)
+    torch.manual_seed(2)
+    model, accelerator = made.model().eval(), Accelerator(cpu=True)
+    before = made.evaluate(model, accelerator), made._translated(model, torch.arange(13))
+    sinkformers.to_sinkformer(model, n_iters=1)
+    assert (made.evaluate(model, accelerator), made._translated(model, torch.arange(13))) == before
+    sinkformers.set_n_iters(model, 3)
+    assert made.evaluate(model, accelerator)["loss"] != before[0]["loss"]
+
+
 def test_perfect_translations_score_a_hundred(monkeypatch):
     made = task()
     monkeypatch.setattr(made, "_translated", lambda model, examples: [made.references[k] for k in examples.tolist()])
