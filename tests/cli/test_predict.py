@@ -199,5 +199,17 @@ def test_weights_of_another_model_are_refused(shape, tmp_path):
     )
     (folder / "model.safetensors").write_bytes(b"short")
     assert "is damaged" in refused(invoke(folder, shape[0]))
+    (folder / "classes.json").write_text("[")
+    assert "classes.json cannot be read" in refused(invoke(folder, shape[0]))
     (folder / "classes.json").unlink()
     assert "classes.json cannot be read" in refused(invoke(folder, shape[0]))
+
+
+def test_damaged_records_and_vocabularies_are_refused(tmp_path):
+    folder, _ = write_untrained(tmp_path, "figure4", "n-1")
+    (folder / "vocabulary.json").write_text('{"model": 3}')
+    assert "vocabulary.json cannot be read" in refused(invoke(folder, "a"))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for config in ({**metrics["config"], "recipe": {"pace": 3}}, None):
+        (folder / "metrics.json").write_text(json.dumps({**metrics, "config": config}))
+        assert "holds no configuration that this version can read" in refused(invoke(folder, "a"))

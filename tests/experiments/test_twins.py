@@ -56,11 +56,13 @@ def test_a_twin_is_taken_over_and_gives_the_bytes_of_a_training(tmp_path):
     assert "same_as" not in json.loads(read(tmp_path / "shared/second/smoke/n-1/seed-0", "run.json"))
 
 
-@pytest.mark.parametrize("change", ["seed", "unfinished"])
+@pytest.mark.parametrize("change", ["seed", "unfinished", "damaged"])
 def test_what_differs_is_trained(change, tmp_path):
     train(FIRST, tmp_path, seeds="1" if change == "seed" else "0")
     if change == "unfinished":
         (tmp_path / "first/smoke/a-n-3/seed-0/metrics.json").unlink()
+    if change == "damaged":
+        (tmp_path / "first/smoke/a-n-3/seed-0/metrics.json").write_text("{")
     train(SECOND, tmp_path)
     assert "same_as" not in json.loads(read(tmp_path / "second/smoke/n-3/seed-0", "run.json"))
 

@@ -95,6 +95,6 @@ def _part(points: int, each: int, seed: int) -> Clouds:
 
 def turned(points: Tensor, angle: Tensor) -> Tensor:
     """Points (batch, n, 3), each cloud turned about z by its angle (batch,)."""
-    cos, sin, none = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    rows = [[cos, -sin, none], [sin, cos, none], [none, none, none + 1]]
-    return points @ torch.stack([torch.stack(row, -1) for row in rows], -2).mT
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    x, y, z = points.unbind(-1)
+    return torch.stack([x * cos - y * sin, x * sin + y * cos, z], -1)

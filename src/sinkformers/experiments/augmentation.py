@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sinkformers.data.shapes import turned as turned_by
+
 CLIP = 100  # mean absolute coordinates
 
 
@@ -40,6 +42,4 @@ def shifted(points: Tensor, most: float) -> Tensor:
 
 def turned(points: Tensor, most: float) -> Tensor:
     """A cloud turned about z by at most `most` radians, either way."""
-    angle = most * (2 * torch.rand(len(points), 1, device=points.device) - 1)
-    x, y, z = points.unbind(-1)
-    return torch.stack([x * angle.cos() - y * angle.sin(), x * angle.sin() + y * angle.cos(), z], -1)
+    return turned_by(points, most * (2 * torch.rand(len(points), device=points.device) - 1))

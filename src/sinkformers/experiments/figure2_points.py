@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sinkformers.experiments import table1_pct
 from sinkformers.experiments.artefact import Artefact, Preset
-from sinkformers.experiments.points import SHAPES
+from sinkformers.experiments.points import SHAPES, task
 from sinkformers.experiments.table1_set import arms
 
 FIGURE2_POINTS = Artefact(
@@ -43,6 +43,6 @@ FIGURE2_POINTS = Artefact(
             table1_pct.SMOKE,
         ),
     },
-    task=table1_pct.task,
+    task=task,
     twins=("table1-pct",),
 )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.data import Images, ImageSet
+from sinkformers.experiments.classification import entropy, hits, measured
 from sinkformers.experiments.workbench.observation import observe
 from sinkformers.experiments.workbench.task import Recipe
 from sinkformers.models import ViT
@@ -87,22 +88,20 @@ class ImageTask:
         if self.config.crop is not None:
             pixels = random_crop(pixels, self.config.crop)
         logits = model(pixels)
-        return F.cross_entropy(logits, labels, reduction="sum"), {"accuracy": _hits(logits, labels)}
+        return entropy(logits, labels), {"accuracy": hits(logits, labels)}
 
     def weight(self, examples: Tensor) -> float:
         return len(examples)
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        test = self.images.test
-        mine = torch.arange(len(test.labels))[accelerator.process_index :: accelerator.num_processes]
-        sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-        for examples in mine.split(EVALUATED):
-            pixels, labels = self._take(test, examples, model)
-            logits = model(pixels)
-            sums += torch.stack([_hits(logits, labels), F.cross_entropy(logits, labels, reduction="sum")])
-        accuracy, loss = (torch.as_tensor(accelerator.reduce(sums)) / len(test.labels)).tolist()
-        return {"accuracy": accuracy, "loss": loss}
+        n = len(self.images.test.labels)
+        mine = torch.arange(n)[accelerator.process_index :: accelerator.num_processes]
+
+        def answer(examples: Tensor) -> tuple[Tensor, Tensor]:
+            pixels, labels = self._take(self.images.test, examples, model)
+            return model(pixels), labels
+
+        return measured(answer, mine.split(EVALUATED), n, accelerator)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         sample = torch.arange(min(OBSERVED, len(self.images.test.labels)))
@@ -113,10 +112,6 @@ class ImageTask:
         device = next(model.parameters()).device
         pixels = (images.pixels[examples].to(device).float() / 255 - self.mean.to(device)) / self.std.to(device)
         return pixels, images.labels[examples].to(device)
-
-
-def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.detach().argmax(-1) == labels).sum().double()
 
 
 def random_crop(pixels: Tensor, share: tuple[float, float]) -> Tensor:

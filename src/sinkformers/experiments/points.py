@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.data import Clouds, PointSet, data_folder, load_modelnet40, load_shapes
+from sinkformers.experiments.artefact import Arm, Preset
 from sinkformers.experiments.augmentation import drop_points, scaled, shifted, standardised, subset_of, turned
+from sinkformers.experiments.classification import entropy, hits, measured
 from sinkformers.experiments.workbench.observation import observe
 from sinkformers.experiments.workbench.task import Recipe
 from sinkformers.modules.neighbours import Neighbourhoods
@@ -96,21 +97,15 @@ class PointTask:
         points, labels = self._take(self.shapes.train, examples, model)
         around = self._around("train", self.shapes.train, examples, points) if self.config.keeps_points else ()
         logits = model(self._augmented(points), *around)
-        return F.cross_entropy(logits, labels, reduction="sum"), {"accuracy": _hits(logits, labels)}
+        return entropy(logits, labels), {"accuracy": hits(logits, labels)}
 
     def weight(self, examples: Tensor) -> float:
         return len(examples)
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        test = self.shapes.test
-        mine = torch.arange(len(test.labels))[accelerator.process_index :: accelerator.num_processes]
-        sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-        for examples in mine.split(EVALUATED):
-            logits, labels = self._test(model, examples)
-            sums += torch.stack([_hits(logits, labels), F.cross_entropy(logits, labels, reduction="sum")])
-        accuracy, loss = (torch.as_tensor(accelerator.reduce(sums)) / len(test.labels)).tolist()
-        return {"accuracy": accuracy, "loss": loss}
+        n = len(self.shapes.test.labels)
+        mine = torch.arange(n)[accelerator.process_index :: accelerator.num_processes]
+        return measured(lambda examples: self._test(model, examples), mine.split(EVALUATED), n, accelerator)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         n = len(self.shapes.test.labels)
@@ -157,12 +152,14 @@ class PointTask:
         return tuple(Neighbourhoods(*map(torch.cat, zip(*stage, strict=True))) for stage in zip(*found, strict=True))
 
 
+def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> PointTask:
+    """What an arm of Table 1 trains."""
+    config = preset.config.of(arm.settings)
+    return PointTask(config, seed, load(preset.data, config, data))
+
+
 def load(data: str, config: PointConfig, folder: Path | None) -> PointSet:
     """The shapes of a preset, with no more points than its training draws from."""
     if data == SHAPES:
         return load_shapes(config.points)
     return load_modelnet40(data_folder(folder), None if config.subset else config.points)
-
-
-def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.detach().argmax(-1) == labels).sum().double()

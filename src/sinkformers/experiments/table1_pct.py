@@ -11,12 +11,11 @@ maximum only, and drops up to 7/8 of the points: `authors` follows it, without i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor, nn
 
-from sinkformers.experiments.artefact import Arm, Artefact, ExperimentError, Preset
-from sinkformers.experiments.points import SHAPES, PointConfig, PointTask, load
+from sinkformers.experiments.artefact import Artefact, ExperimentError, Preset
+from sinkformers.experiments.points import SHAPES, PointConfig, task
 from sinkformers.experiments.table1_set import arms
 from sinkformers.experiments.workbench.task import Recipe
 from sinkformers.models import PointCloudTransformer
@@ -90,11 +89,6 @@ SMOKE = replace(
     fused=32,
     hidden=32,
 )
-
-
-def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> PointTask:
-    config = preset.config.of(arm.settings)
-    return PointTask(config, seed, load(preset.data, config, data))
 
 
 TABLE1_PCT = Artefact(

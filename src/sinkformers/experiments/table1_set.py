@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from sinkformers.experiments.artefact import Arm, Artefact, Preset
-from sinkformers.experiments.points import SHAPES, PointConfig, PointTask, load
+from sinkformers.experiments.points import SHAPES, PointConfig, task
 from sinkformers.experiments.workbench.task import Recipe
 from sinkformers.models import SetTransformer
 from sinkformers.models.set_transformer import unscaled_plan
@@ -95,11 +94,6 @@ SMOKE = replace(
     heads=2,
     inducing=8,
 )
-
-
-def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> PointTask:
-    config = preset.config.of(arm.settings)
-    return PointTask(config, seed, load(preset.data, config, data))
 
 
 TABLE1_SET = Artefact(

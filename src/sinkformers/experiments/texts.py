@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.data import TextSet
+from sinkformers.experiments.classification import entropy, hits, measured
 from sinkformers.experiments.ragged import Ragged, even_batches, token_batches
 from sinkformers.experiments.vocabulary import Vocabulary
 from sinkformers.experiments.workbench.observation import observe
@@ -107,23 +107,22 @@ class TextTask:
 
     def losses(self, model: nn.Module, examples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         logits, labels = self._answer(model, self.train, self.texts.train.labels, examples)
-        return self.loss(logits, labels), {"accuracy": _hits(logits, labels)}
+        return self.loss(logits, labels), {"accuracy": hits(logits, labels)}
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels, reduction="sum")
+        return entropy(logits, labels)
 
     def weight(self, examples: Tensor) -> float:
         return len(examples)
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         batches = token_batches(self.test.lengths, AT_A_TIME, torch.Generator().manual_seed(0))
-        sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-        for examples in batches[accelerator.process_index :: accelerator.num_processes]:
-            logits, labels = self._answer(model, self.test, self.texts.test.labels, examples)
-            sums += torch.stack([_hits(logits, labels), self.loss(logits, labels)])
-        accuracy, loss = (torch.as_tensor(accelerator.reduce(sums)) / len(self.test)).tolist()
-        return {"accuracy": accuracy, "loss": loss}
+        mine = batches[accelerator.process_index :: accelerator.num_processes]
+
+        def answer(examples: Tensor) -> tuple[Tensor, Tensor]:
+            return self._answer(model, self.test, self.texts.test.labels, examples)
+
+        return measured(answer, mine, len(self.test), accelerator, self.loss)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         """Attention on texts from all over the test set, a few at a time."""
@@ -138,7 +137,3 @@ class TextTask:
         device = next(model.parameters()).device
         tokens, mask = texts.padded(examples)
         return model(tokens.to(device), mask.to(device)), labels[examples].to(device)
-
-
-def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.detach().argmax(-1) == labels).sum().double()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinkformers.experiments.reporting.html import Picture, data_uri, render
+from sinkformers.experiments.reporting.html import Picture, data_uri, file_name, render
 from sinkformers.experiments.reporting.panels import save
 from sinkformers.experiments.reporting.tables import Table
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = "predictions.html.jinja"
+LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def write(title: str, shown: Sequence[Shown], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     sections = []
     for number, each in enumerate(shown, 1):
-        file = out / f"{number:02}-{_file_name(each.name)}.png"
+        file = out / f"{number:02}-{file_name(each.name)[:LONGEST_NAME]}.png"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # a text may hold signs that the font has no picture of
             save(each.figure, file)
@@ -43,7 +43,3 @@ def write(title: str, shown: Sequence[Shown], out: Path) -> Path:
     page = out / "index.html"
     page.write_text(render(TEMPLATE, title=title, sections=sections), encoding="utf-8")
     return page
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:40] or "input"

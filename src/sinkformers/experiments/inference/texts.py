@@ -34,7 +34,7 @@ class Judge:
 
     def __init__(self, cell: TrainedCell) -> None:
         assert isinstance(cell.config, TextConfig)
-        self.reader = TextReader(Vocabulary.of_json(cell.file("vocabulary.json")), cell.config)
+        self.reader = TextReader(cell.file("vocabulary.json", Vocabulary.of_json), cell.config)
         self.names = cell.classes()
         build = partial(authors_model, cell.config) if cell.config.authors else cell.config.model
         self.model: nn.Module = cell.filled(build(self.reader.vocabulary.size, len(self.names)))
@@ -58,7 +58,7 @@ class Translate:
 
     def __init__(self, cell: TrainedCell) -> None:
         assert isinstance(cell.config, TranslationConfig)
-        source, target = (Vocabulary.of_json(cell.file(f"{side}.json")) for side in ("source", "target"))
+        source, target = (cell.file(f"{side}.json", Vocabulary.of_json) for side in ("source", "target"))
         self.translator = Translator(cell.config, source, target)
         self.model = self.translator.model()
         cell.filled(self.model)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -14,6 +14,8 @@ from sinkformers.experiments import catalogue
 from sinkformers.experiments.artefact import METRICS, MODEL, ExperimentError
 from sinkformers.experiments.reporting import records
 from sinkformers.experiments.workbench import checkpoint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,19 @@ class TrainedCell:
     def name(self) -> str:
         return f"{self.metrics['artefact']}, {self.metrics['preset']}, {self.metrics['arm']}"
 
-    def file(self, name: str) -> str:
-        """The text of a file that the cell keeps."""
+    def file(self, name: str, read: Callable[[str], T]) -> T:
+        """What `read` makes of the text of a file that the cell keeps."""
         try:
-            return (self.folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read((self.folder / name).read_text(encoding="utf-8"))
+        # What damaged text makes tokenizers raise is a bare Exception.
+        except Exception as error:
             raise ExperimentError(
                 f"{self.folder / name} cannot be read ({error}), and the model cannot be used without it. "
                 "Train the cell again."
             ) from error
 
     def classes(self) -> list[str]:
-        return json.loads(self.file("classes.json"))
+        return self.file("classes.json", json.loads)
 
     def filled(self, model: nn.Module) -> nn.Module:
         """The model with the cell's weights, ready to be asked."""
@@ -70,7 +73,14 @@ def open_cell(folder: Path) -> TrainedCell:
             f"{found[0] / METRICS} is of {metrics['artefact']}, preset {metrics['preset']}, which this version "
             "does not know. Use the version that trained it."
         )
-    return TrainedCell(found[0], metrics, _config(preset.config, metrics["config"]))
+    try:
+        config = _config(preset.config, metrics["config"])
+    except (KeyError, TypeError) as error:
+        raise ExperimentError(
+            f"{found[0] / METRICS} holds no configuration that this version can read ({error}). "
+            "Use the version that trained it."
+        ) from error
+    return TrainedCell(found[0], metrics, config)
 
 
 def _config(example: Any, values: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ def picture(name: str, caption: str, stem: Path, write: Callable[[Path], None]) 
     for file in files:
         write(file)
     return Picture(caption, f"Figure: {caption} The numbers are in the tables.", data_uri(files[-1]))
+
+
+def file_name(text: str) -> str:
+    """A text as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "report"
 
 
 def data_uri(file: Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.reporting import curves, finals, tables, words
-from sinkformers.experiments.reporting.html import Picture, picture, render
+from sinkformers.experiments.reporting.html import Picture, file_name, picture, render
 from sinkformers.experiments.reporting.panels import save
 from sinkformers.experiments.reporting.summary import Summary
 
@@ -63,7 +62,7 @@ def write(summaries: Sequence[Summary], out: Path) -> Path:
 
 
 def _section(summary: Summary, out: Path) -> Section:
-    anchor = _file_name(f"{summary.artefact.name}-{summary.preset}")
+    anchor = file_name(f"{summary.artefact.name}-{summary.preset}")
     pictures = list(_pictures(summary, out / anchor)) if summary.records else []
     return Section(
         anchor,
@@ -102,7 +101,3 @@ def _markdown(section: Section) -> str:
     printed = [tables.markdown(table) for table in (section.results, section.runs, section.costs) if table.rows]
     parts = [section.finding, *section.notes, *printed]
     return "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "report"

@@ -15,8 +15,6 @@ from typing import Any
 from sinkformers.experiments.artefact import LOG, METRICS, RUN, Cell
 from sinkformers.experiments.workbench import checkpoint
 
-NAMES = ("artefact", "preset", "arm", "settings")  # what tells twins apart
-
 
 def take_over(cell: Cell, folder: Path, twin: Path, out: Path) -> None:
     """Fill a cell's folder from that of its twin."""
@@ -35,16 +33,23 @@ def find_twin(
 ) -> Path | None:
     """The folder of a finished cell of `artefacts` below `out` with the same identity but for its settings, trained in
     the same circumstances `where`; None if there is no such cell."""
-    wanted = json.loads(json.dumps({name: value for name, value in identity.items() if name not in NAMES}))
+    wanted = json.loads(json.dumps({name: value for name, value in identity.items() if name != "settings"}))
     for artefact in artefacts:
         for file in sorted(out.glob(f"{artefact}/*/*/seed-{identity['seed']}/{METRICS}")):
-            metrics = json.loads(file.read_bytes())
+            metrics, run = _read(file), _read(file.with_name(RUN))
             if "after" in metrics or any(metrics.get(name) != value for name, value in wanted.items()):
                 continue
-            run = file.with_name(RUN)
-            if run.exists() and where.items() <= json.loads(run.read_bytes()).items():
+            if where.items() <= run.items():
                 return file.parent
     return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A record, or nothing where it is missing or damaged: then it is nobody's twin."""
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
