@@ -28,7 +28,7 @@ FIGURE2_POINTS = Artefact(
         ),
         "small": Preset(
             "as the small preset of table1-pct, one seed, the Sinkformer beside it",
-            "about half an hour on two cores",
+            "about 20 minutes on two cores",
             "modelnet40",
             (0,),
             arms(1, 3) + table1_pct.PORT,

@@ -19,7 +19,7 @@ FIGURE3 = Artefact(
     title="ModelNet40: learning curves of Set Sinkformers by n_iters",
     paper="a plot: more iterations, a higher accuracy",
     presets={
-        name: replace(preset, seeds=(0,), takes="about half an hour on two cores" if name == "small" else preset.takes)
+        name: replace(preset, seeds=(0,), takes="about 20 minutes on two cores" if name == "small" else preset.takes)
         for name, preset in TABLE1_SET.presets.items()
     },
     task=TABLE1_SET.task,
