@@ -44,8 +44,7 @@ bench-quick: .venv/installed ## two shapes, few rounds
 
 reproduction: .venv/installed ## the tables and pictures of docs/reproduction.md, from results/
 	$(BIN)/sinkformers report results --out build --fill docs/reproduction.md
-	cd build/report && cp figure2-mnist-small-columns.png figure2-points-small-columns.png figure6-authors-against.png \
-		figure6-small-against.png table1-set-small-learning.png $(CURDIR)/docs/assets/
+	grep -oE '[a-z0-9-]+\.png' docs/reproduction.md | sort -u | (cd build/report && xargs cp -t $(CURDIR)/docs/assets)
 
 docs: .venv/installed-docs ## the documentation, to site/
 	$(BIN)/zensical build --clean --strict
