@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinkformers.data import DataError, unpack
+from sinkformers.data import DataError, archives, unpack
 
 FILES = {"top.txt": b"top", "folder/below.txt": b"below" * 1000, "folder/deeper/empty": b""}
 
@@ -63,6 +63,33 @@ def test_what_went_in_comes_out(tmp_path, name):
     assert unpack(archive, into) == into
     assert {path: content for path, content in tree(into).items() if content is not False} == FILES
     assert [path.name for path in into.parent.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_a_folder_of_the_same_name_is_the_folder(tmp_path, name):
+    archive = make(tmp_path / name, {"a/below.txt": b"below", "a/a/deeper.txt": b"deeper"})
+    into = unpack(archive, tmp_path / "a")
+    assert {path: content for path, content in tree(into).items() if content is not False} == {
+        "below.txt": b"below",
+        "a/deeper.txt": b"deeper",
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", name]
+
+
+def test_a_second_process_takes_the_folder_of_the_first(tmp_path, monkeypatch):
+    archive = make_zip(tmp_path / "a.zip", FILES)
+    into = tmp_path / "into"
+    write = archives._write
+
+    def first_process(*args):
+        into.mkdir(exist_ok=True)
+        (into / "top.txt").write_bytes(b"top")
+        write(*args)
+
+    monkeypatch.setattr(archives, "_write", first_process)
+    assert unpack(archive, into) == into
+    assert tree(into) == {"top.txt": b"top"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "into"]
 
 
 def test_folders_of_their_own_are_made(tmp_path):

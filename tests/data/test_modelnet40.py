@@ -1,5 +1,9 @@
 """ModelNet40's HDF5 files: what is in them comes out, nothing is dropped, and every kind of damage is named."""
 
+import shutil
+import zipfile
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -60,6 +64,25 @@ def test_the_distribution_with_more_points_goes_first(tmp_path):
     write(tmp_path)
     write(tmp_path, LARGE, {"train0": 10, "test0": 5})
     assert load_modelnet40(tmp_path).train.points.shape == (10, 32, 3)
+
+
+def test_an_archive_is_unpacked_and_then_left_alone(tmp_path):
+    place = write(tmp_path)
+    expected = load_modelnet40(tmp_path)
+    archive = Path(shutil.make_archive(str(place), "zip", place.parent, place.name))
+    shutil.rmtree(place)
+    assert torch.equal(load_modelnet40(tmp_path).train.points, expected.train.points)
+    archive.write_bytes(b"no longer read")
+    assert torch.equal(load_modelnet40(tmp_path).test.points, expected.test.points)
+
+
+def test_an_archive_that_leaves_its_folder_is_refused(tmp_path):
+    (tmp_path / "modelnet40").mkdir()
+    with zipfile.ZipFile(tmp_path / "modelnet40" / "modelnet40_hdf5_1024.zip", "w") as archive:
+        archive.writestr("../../outside.txt", "outside")
+    with pytest.raises(DataError, match=r"not to be trusted: its member '\.\./\.\./outside\.txt' leads out"):
+        load_modelnet40(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["modelnet40", "modelnet40_hdf5_1024.zip"]
 
 
 @pytest.mark.parametrize(

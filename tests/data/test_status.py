@@ -93,6 +93,14 @@ def test_photographs_are_counted(tmp_path):
     assert status_of(CATALOGUE["dogs-vs-cats"], tmp_path) == ("dogs-vs-cats", "complete", detail)
 
 
+def test_an_archive_serves_for_all_files(tmp_path):
+    archive = tmp_path / "modelnet40" / "modelnet40_ply_hdf5_2048.zip"
+    archive.parent.mkdir()
+    archive.touch()
+    detail = f"{archive.name}; your own version of {archive.name}"
+    assert status_of(CATALOGUE["modelnet40"], tmp_path) == ("modelnet40", "complete", detail)
+
+
 def test_an_archive_of_something_else_is_corrupt(tmp_path):
     pets(tmp_path, ["horse.0.jpg"])
     name, state, detail = status_of(CATALOGUE["dogs-vs-cats"], tmp_path)

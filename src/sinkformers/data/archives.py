@@ -33,7 +33,8 @@ def unpack(archive: Path, into: Path, *, most_bytes: int = MOST_BYTES) -> Path:
     """Unpack a zip or tar archive as the new folder `into`, which appears whole or not at all.
 
     An archive with a member that leaves its folder, is a link or a device, or with more than `most_bytes` in all, is
-    refused before anything is written. Owners, modes and times are not taken over.
+    refused before anything is written. Owners, modes and times are not taken over. If all members lie in one folder
+    of the same name as `into`, that folder becomes `into`.
     """
     if into.exists():
         raise DataError(f"{into} is there already, so {archive} was not unpacked; delete the folder first.")
@@ -44,7 +45,7 @@ def unpack(archive: Path, into: Path, *, most_bytes: int = MOST_BYTES) -> Path:
             temporary.mkdir(parents=True)
             for member in members:
                 _write(member, temporary / PurePosixPath(member.name))
-        temporary.rename(into)
+        _settle(temporary, into)
     except DAMAGED as error:
         raise DataError(f"{archive} is damaged ({error}); delete it and get it again.") from error
     except OSError as error:
@@ -107,6 +108,15 @@ def _check(members: list[Member], archive: Path, most_bytes: int) -> None:
         raise DataError(
             f"{archive} would unpack to {total:,} bytes, over the limit of {most_bytes:,}; check its origin."
         )
+
+
+def _settle(temporary: Path, into: Path) -> None:
+    inner = temporary / into.name
+    try:
+        (inner if [*temporary.iterdir()] == [inner] and inner.is_dir() else temporary).rename(into)
+    except OSError:
+        if not into.is_dir():  # else another process was first, and its folder is as good
+            raise
 
 
 def _write(member: Member, target: Path) -> None:

@@ -124,11 +124,15 @@ CATALOGUE: dict[str, DataSet] = {
             title="ModelNet40: 12,311 shapes as point clouds",
             licence="academic research only (Princeton)",
             by_hand="get https://shapenet.cs.stanford.edu/media/modelnet40_ply_hdf5_2048.zip "
-            "and unpack it into modelnet40/",
+            "and put it into modelnet40/",
             files=_files(
                 "modelnet40",
                 optional=("*_id2file.json", "modelnet10_mini.npz", "ModelNet40_off_sample.zip"),
-                elsewhere=("modelnet40/modelnet40_ply_hdf5_2048/{name}",),
+                elsewhere=(
+                    "modelnet40/modelnet40_ply_hdf5_2048/{name}",
+                    "modelnet40/modelnet40_ply_hdf5_2048.zip",
+                    "modelnet40/modelnet40_hdf5_1024.zip",
+                ),
             ),
         ),
         DataSet(

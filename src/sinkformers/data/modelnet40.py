@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sinkformers.data.archives import unpack
 from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.clouds import Clouds, PointSet
 from sinkformers.data.error import DataError, missing_library
@@ -40,13 +41,13 @@ LAYOUTS = (Layout("modelnet40_ply_hdf5_2048", 9_840, 2_048), Layout("modelnet40_
 def load_modelnet40(folder: Path, points: int | None = None, *, progress: Progress = reported) -> PointSet:
     """ModelNet40 below the data folder `folder`: all shapes, with all of their points or the first `points`.
 
-    Points are float32; float16 in the files is widened. What is damaged, or not complete, is refused. More points than
-    the files have are drawn from Princeton's meshes, if `modelnet40/ModelNet40.zip` or the folder that it unpacks to is
-    there.
+    A distribution that is there as a zip archive is unpacked beside it first. Points are float32; float16 in the files
+    is widened. What is damaged, or not complete, is refused. More points than the files have are drawn from Princeton's
+    meshes, if `modelnet40/ModelNet40.zip` or the folder that it unpacks to is there.
     """
     if points is not None and points < 1:
         raise DataError(f"a shape must have at least one point; got {points}.")
-    there = [layout for layout in LAYOUTS if (folder / "modelnet40" / layout.folder).is_dir()]
+    there = [layout for layout in LAYOUTS if _is_there(folder / "modelnet40" / layout.folder)]
     layout = next((layout for layout in there if points is None or layout.n_points >= points), None)
     if layout is None:
         return _drawn(folder, there, points, progress)
@@ -60,6 +61,13 @@ def load_modelnet40(folder: Path, points: int | None = None, *, progress: Progre
                 f"delete it and {BY_HAND}."
             )
     return PointSet(train, test, classes, "modelnet40")
+
+
+def _is_there(place: Path) -> bool:
+    archive = place.with_name(f"{place.name}.zip")
+    if not place.is_dir() and archive.exists():
+        unpack(archive, place)
+    return place.is_dir()
 
 
 def _drawn(folder: Path, there: list[Layout], points: int | None, progress: Progress) -> PointSet:

@@ -45,8 +45,9 @@ def status_of(entry: DataSet, folder: Path, *, verify: bool = False) -> Status:
         contents = _contents(entry, folder, found)
     except DataError as error:
         return Status(entry.name, "corrupt", str(error))
-    if own := [file.name for file, place in found.items() if faults[file] or place != folder / file.path]:
-        return Status(entry.name, "complete", f"{contents}; your own version of {_some(own)}")
+    own = {place.name: None for file, place in found.items() if faults[file] or place != folder / file.path}
+    if own:
+        return Status(entry.name, "complete", f"{contents}; your own version of {_some([*own])}")
     return Status(entry.name, "complete", f"{contents}; checksums right" if verify else contents)
 
 
@@ -66,7 +67,8 @@ def _contents(entry: DataSet, folder: Path, found: dict[DataFile, Path]) -> str:
         with open_photographs(folder) as (photographs, _):
             counts = [sum(photograph.label == label for photograph in photographs) for label in range(len(CLASSES))]
         return " and ".join(f"{count:,} {name}s" for count, name in zip(counts, CLASSES, strict=True))
-    return f"{len(found)} files" if len(found) > 1 else next(iter(found.values())).name
+    places = set(found.values())
+    return f"{len(places)} files" if len(places) > 1 else places.pop().name
 
 
 def _some(items: Sequence[str]) -> str:
