@@ -24,7 +24,7 @@ def arms(n_iters: tuple[int, ...]) -> tuple[Arm, ...]:
 
 FIGURE2_MNIST = Artefact(
     name="figure2-mnist",
-    title="Column sums of attention while a ViT trains on MNIST",
+    title="Column sums of attention while a ViT learns handwritten digits",
     paper="most columns drift to 1 (a plot from epoch 1 on)",
     presets={
         "paper": Preset(
