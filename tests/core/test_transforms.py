@@ -93,7 +93,8 @@ def test_the_others_say_that_they_have_none(function):
         function(forward_ad.make_dual(point, point))
     torch._dynamo.reset()
     compiled = torch.compile(lambda c: torch.func.jvp(function, (c,), (c,)), fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="no forward-mode derivative"):
+    # Dynamo of older releases keeps the kind of error and drops its message.
+    with pytest.raises(Exception, match=r"no forward-mode derivative|NotImplementedError"):
         compiled(point)
     assert torch.func.jacrev(function)(point).isfinite().all()
 

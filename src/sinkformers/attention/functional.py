@@ -99,11 +99,11 @@ def sinkhorn_attention(
     masks = check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
     if is_causal and n < m:  # the keys after the last query are seen by none
         key, value, m = key[..., :n, :], value[..., :n, :], n
-        masks = masks._replace(keys=None if masks.keys is None else masks.keys[..., :n])
+        masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
     if softmax and backend == "auto":
         return softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
     if is_causal:
-        masks = masks._replace(entries=with_rank(triangle(query, key), query.dim()))
+        masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
     query, key, value = spread(query, key, value, enable_gqa)
     if n == 0 or m == 0:
         return ((query @ key.mT).softmax(-1) @ value) * (1 - dropout_p)

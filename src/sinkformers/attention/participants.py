@@ -20,6 +20,16 @@ class Masks(NamedTuple):
     def __bool__(self) -> bool:
         return any(mask is not None for mask in self)
 
+    # Built anew, and not by `_replace`, which Dynamo of older releases cannot trace.
+    def with_entries(self, entries: Tensor) -> "Masks":
+        return Masks(self.bias, entries, self.queries, self.keys)
+
+    def with_queries(self, queries: Tensor | None) -> "Masks":
+        return Masks(self.bias, self.entries, queries, self.keys)
+
+    def with_keys(self, keys: Tensor | None) -> "Masks":
+        return Masks(self.bias, self.entries, self.queries, keys)
+
 
 class Participants(NamedTuple):
     """The combined masks; None where all take part. Sizes may be 1 where they repeat."""

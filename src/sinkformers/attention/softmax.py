@@ -27,7 +27,7 @@ def softmax_attention(
         query, key, value = (x.to(working_dtype(dtype)) for x in (query, key, value))
     if masks or l2:
         if is_causal:
-            masks, is_causal = masks._replace(entries=with_rank(triangle(query, key), dims)), False
+            masks, is_causal = masks.with_entries(with_rank(triangle(query, key), dims)), False
         query, key, value = spread(query, key, value, enable_gqa)
         enable_gqa = False
     who = combine(masks)
@@ -35,7 +35,7 @@ def softmax_attention(
         query, key = centred(query, key, who.keys)
     query, key, value = silence(query, who.queries), silence(key, who.keys), silence(value, who.keys)
     # Rows of queries out of the game are dropped from the output; in the mask they would only make it a matrix.
-    looks = combine(masks._replace(queries=None))
+    looks = combine(masks.with_queries(None))
     attn_mask = looks.entries
     if attn_mask is not None and looks.queries is not None:
         # A query with nothing left may look everywhere: its output is dropped, and no kernel meets an empty row.

@@ -96,9 +96,9 @@ def mask(caller: str, name: str, value: Any, shape: torch.Size, axes: str) -> No
 
 
 def broadcasts(caller: str, name: str, value: Tensor, shape: torch.Size, axes: str) -> None:
-    fits = value.dim() <= len(shape) and all(
-        have in (1, want) for have, want in zip(reversed(value.shape), reversed(shape), strict=False)
-    )
+    last = shape[max(0, len(shape) - value.dim()) :]
+    # Dynamo of older releases takes every zip for a strict one.
+    fits = len(last) == value.dim() and all(have in (1, want) for have, want in zip(value.shape, last, strict=True))
     if not fits:
         raise ValueError(
             f"{caller}: {name} must broadcast to {axes} = {tuple(shape)}; got shape {tuple(value.shape)}. "

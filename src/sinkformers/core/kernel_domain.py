@@ -87,7 +87,7 @@ def col_scaling(s: Tensor, problem: Problem, tau: Tensor | None) -> Tensor:
 
 def col_excess(s: Tensor, problem: Problem) -> Tensor:
     """`LSE_i(C + f + log a) − log t` (..., m) from the column sums; 0 for columns out of the game."""
-    return torch.where(problem.cols, s.log() - problem.log_target, 0.0)
+    return torch.where(problem.cols, s.log() - problem.log_target(), 0.0)
 
 
 def scalings(steps: Steps, problem: Problem, tau: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -70,7 +70,7 @@ class _Run:
         return torch.where(self.tau == 1, marginal, change)
 
     def excess(self) -> Tensor:
-        return torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target, 0.0)
+        return torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target(), 0.0)
 
     def weights(self) -> Tensor:
         return self.kernel * self.u[..., None] * self.v[..., None, :]

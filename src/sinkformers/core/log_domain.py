@@ -28,7 +28,7 @@ def potentials(problem: Problem, tau: Tensor | None, n_iters: int) -> Potentials
         if step % 2 == 0:
             f.append(torch.where(problem.rows, -(scores + g[..., None, :]).logsumexp(-1), 0.0))
         else:
-            total = (scores + (f[-1] + problem.log_weight)[..., None]).logsumexp(-2) - problem.log_target
+            total = (scores + (f[-1] + problem.log_weight())[..., None]).logsumexp(-2) - problem.log_target()
             excess.append(torch.where(problem.cols, total, 0.0))
             g = _relaxed(excess[-1], tau)
     return Potentials(scores, f, excess)
@@ -46,8 +46,8 @@ def weights(run: Potentials, problem: Problem, tau: Tensor | None) -> Tensor:
     else:
         excess = run.excess[-1]
         left = 0.0 if tau is None else (1 - tau[..., None]) * excess
-        share = (run.scores + (run.f[-1] + problem.log_weight)[..., None]).softmax(-2)
-        out = share * torch.exp(problem.log_target + left)[..., None, :]
+        share = (run.scores + (run.f[-1] + problem.log_weight())[..., None]).softmax(-2)
+        out = share * torch.exp(problem.log_target() + left)[..., None, :]
         if problem.weight is not None:
             out = out / problem.weight[..., None]
     return out.masked_fill_(run.scores == -torch.inf, 0.0)
@@ -67,7 +67,7 @@ def gradient(problem: Problem, tau: Tensor | None, n_iters: int, d_weights: Tens
             dg, df = dg - change.sum(-2), torch.zeros_like(df)
         else:
             excess = run.excess[half]
-            share = _exp(run.scores, run.f[half] + problem.log_weight, -excess - problem.log_target)
+            share = _exp(run.scores, run.f[half] + problem.log_weight(), -excess - problem.log_target())
             change = share * (dg if tau is None else dg * tau[..., None])[..., None, :]
             if tau is not None:
                 d_tau = d_tau - (dg * excess).sum(-1)

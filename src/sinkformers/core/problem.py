@@ -27,11 +27,10 @@ class Problem(NamedTuple):
     weight: Tensor | None  # (..., n), or None where all are 1
     target: Tensor  # (..., m)
 
-    @property
+    # Methods where properties would do: Dynamo of older releases cannot trace those of a named tuple.
     def log_weight(self) -> Tensor | float:
         return 0.0 if self.weight is None else self.weight.clamp_min(torch.finfo(self.scores.dtype).tiny).log()
 
-    @property
     def log_target(self) -> Tensor:
         return self.target.clamp_min(torch.finfo(self.scores.dtype).tiny).log()
 

@@ -14,7 +14,7 @@ def reference_weights(problem: Problem, tau: Tensor | None, n_iters: int) -> Ten
         if step % 2 == 0:
             f = -_logsumexp(scores + g[..., None, :], -1, rows)
         else:
-            excess = _logsumexp(scores + (f + problem.log_weight)[..., None], -2, cols) - problem.log_target
+            excess = _logsumexp(scores + (f + problem.log_weight())[..., None], -2, cols) - problem.log_target()
             g = -excess if tau is None else -tau[..., None] * excess
     if n_iters % 2:  # the last row step by division: exact sums, whatever the size of the scores
         weights = (scores + g[..., None, :]).masked_fill(~rows[..., None], 0.0).softmax(-1)

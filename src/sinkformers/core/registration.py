@@ -134,7 +134,12 @@ def readable(tensor: Tensor) -> bool:
 
 def autocasts(device: torch.device) -> bool:
     """Whether autocast is on for a device; False for one that has none, such as `meta`."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return _has_autocast(device.type) and torch.is_autocast_enabled(device.type)
+
+
+@torch.compiler.assume_constant_result  # Dynamo of older releases cannot trace it
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

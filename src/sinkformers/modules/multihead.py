@@ -150,16 +150,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         batched: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Batch axis first, and padding set to zero, so that NaN there stays out of the projections' gradients."""
+        arranged = self._arrange_one(query, query_ignored, batched)
+        same = query is key and query_ignored is key_ignored
+        new_key = arranged if same else self._arrange_one(key, key_ignored, batched)
+        return arranged, new_key, new_key if value is key else self._arrange_one(value, key_ignored, batched)
 
-        def arrange(x: Tensor, ignored: Tensor | None) -> Tensor:
-            x = x[None] if not batched else x if self.batch_first else x.transpose(0, 1)
-            return x if ignored is None else x.masked_fill(_as_batch(ignored, batched)[..., None], 0.0)
-
-        arranged = arrange(query, query_ignored)
-        if query is key and query_ignored is key_ignored:
-            return arranged, arranged, arranged if value is key else arrange(value, key_ignored)
-        new_key = arrange(key, key_ignored)
-        return arranged, new_key, new_key if value is key else arrange(value, key_ignored)
+    def _arrange_one(self, x: Tensor, ignored: Tensor | None, batched: bool) -> Tensor:
+        x = x[None] if not batched else x if self.batch_first else x.transpose(0, 1)
+        return x if ignored is None else x.masked_fill(_as_batch(ignored, batched)[..., None], 0.0)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
