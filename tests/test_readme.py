@@ -1,6 +1,8 @@
 """What the README and the pages show is what the library does: every Python block runs as it stands."""
 
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,25 @@ def test_local_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'src="([^"]+)"', text)
     lost = [link for link in links if not re.match(r"https?:", link) and not (page.parent / link).exists()]
     assert not lost
+
+
+@pytest.mark.parametrize(
+    ("beginning", "where", "sinkformer"),
+    [
+        ("MNIST, one layer", "figure6/authors/patch-7-rate-0.002-n", 5),
+        ("the same with mean pooling", "figure6/small/patch-7-rate-0.002-n", 5),
+        ("Cats and dogs", "figure5/small/n", 3),
+        ("ModelNet40, Point Cloud", "table1-pct/small/n", 3),
+        ("ModelNet40, Set", "table1-set/small/n", 21),
+    ],
+)
+def test_the_accuracies_are_those_of_the_records(beginning, where, sinkformer):
+    medians = []
+    for n_iters in (1, sinkformer):
+        runs = sorted((ROOT / "results").glob(f"{where}-{n_iters}/*/metrics.json"))
+        finals = [json.loads(run.read_text(encoding="utf-8"))["epochs"][-1]["test"]["accuracy"] for run in runs]
+        assert len(finals) == 3
+        medians.append(f"{100 * statistics.median(finals):.2f} %")
+    row = re.search(rf"^\| {beginning}.*$", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert row
+    assert [cell.strip() for cell in row[0].split("|")][2:4] == medians

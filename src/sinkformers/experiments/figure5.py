@@ -83,7 +83,7 @@ FIGURE5 = Artefact(
         ),
         "small": Preset(
             "10,000 images at 64 px, patch 8, 20 epochs",
-            "about 80 minutes on two cores",
+            "about 50 minutes on two cores",
             "dogs-vs-cats",
             (0, 1, 2),
             ARMS,
