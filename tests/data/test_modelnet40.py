@@ -85,6 +85,15 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["modelnet40", "modelnet40_hdf5_1024.zip"]
 
 
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more"])
+def test_a_damaged_archive_is_one_sentence(tmp_path, content):
+    archive = tmp_path / "modelnet40" / "modelnet40_hdf5_1024.zip"
+    archive.parent.mkdir()
+    archive.write_bytes(content)
+    with pytest.raises(DataError, match=r"1024\.zip is damaged \([^\n]+\); delete it and get it again\.$"):
+        load_modelnet40(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

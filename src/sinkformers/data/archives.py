@@ -47,7 +47,8 @@ def unpack(archive: Path, into: Path, *, most_bytes: int = MOST_BYTES) -> Path:
                 _write(member, temporary / PurePosixPath(member.name))
         _settle(temporary, into)
     except DAMAGED as error:
-        raise DataError(f"{archive} is damaged ({error}); delete it and get it again.") from error
+        reason = str(error).partition(":\n")[0]  # tarfile adds a line for every compression that it tried
+        raise DataError(f"{archive} is damaged ({reason}); delete it and get it again.") from error
     except OSError as error:
         raise DataError(
             f"{archive} cannot be unpacked to {into} ({error.strerror or error}); make room there or write access."
