@@ -6,6 +6,7 @@ import math
 import pytest
 
 from sinkformers.experiments.artefact import ExperimentError
+from sinkformers.experiments.reporting.comparison import comparisons
 from sinkformers.experiments.reporting.records import Unfinished, cell, find, read, value
 from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 
@@ -33,6 +34,15 @@ def test_an_arm_with_a_further_setting_comes_after_its_like(tmp_path):
         write_cell(tmp_path, arm=f"plain-{n_iters}", patch=7, n_iters=n_iters)
         write_cell(tmp_path, arm=f"tied-{n_iters}", patch=7, n_iters=n_iters, tied=True)
     assert [record.metrics["arm"] for record in find([tmp_path]).records] == ["plain-1", "plain-3", "tied-1", "tied-3"]
+
+
+def test_an_arm_that_goes_on_with_another_comes_after_it(tmp_path):
+    write_cell(tmp_path, arm="pretrain", rate=0.001, n_iters=1)
+    for n_iters in (3, 1):
+        write_cell(tmp_path, arm=f"continued-{n_iters}", rate=0.0001, n_iters=n_iters, metrics={"after": "pretrain"})
+    records = find([tmp_path]).records
+    assert [record.metrics["arm"] for record in records] == ["pretrain", "continued-1", "continued-3"]
+    assert [each.settings for each in comparisons(records)] == [{"rate": 0.001}, {"rate": 0.0001}]
 
 
 def test_an_unfinished_cell_is_named_with_its_whole_epochs(tmp_path):
