@@ -53,6 +53,17 @@ def test_where_a_run_went_on_from_stands_beside_where_it_came_to(tmp_path):
     assert [row[column] for row in table.rows] == ["–", "30.00%"]
 
 
+def test_a_score_is_printed_with_its_signature_and_further_scores_with_their_medians(tmp_path):
+    data = {"tested": "newest", "signatures": {"bleu": "case:mixed|tok:13a", "bleu_tokenised": "tok:none"}}
+    for seed, final in enumerate((30.0, 34.0)):
+        last = {"epoch": 1, "test": {"bleu": final, "bleu_tokenised": final + 2.004}}
+        write_cell(tmp_path, seed=seed, epochs=[last], metrics={"metric": "bleu", "data": data})
+    assert words.notes(summary_of(tmp_path)) == [
+        "How bleu was counted on newest: case:mixed|tok:13a.",
+        "How bleu_tokenised was counted on newest: tok:none, medians 34.00 (n-1).",
+    ]
+
+
 def test_of_a_loss_the_lowest_is_best(tmp_path):
     write_finals(tmp_path, [0.7, 0.2], metrics={"metric": "loss"})
     [row] = summary_of(tmp_path).rows

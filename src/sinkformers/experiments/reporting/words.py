@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 
 from sinkformers.experiments.reporting.comparison import side
-from sinkformers.experiments.reporting.records import configs
+from sinkformers.experiments.reporting.records import configs, number
 from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row
 from sinkformers.experiments.reporting.summary import Summary
 
@@ -22,7 +23,7 @@ def amount(metric: str, value: float, digits: int = 2) -> str:
         return "diverged"
     if metric == "accuracy":
         return f"{value:.{digits}%}"
-    return f"{value:.2f}" if metric == "bleu" else f"{value:.4g}"
+    return f"{value:.2f}" if metric.startswith("bleu") else f"{value:.4g}"
 
 
 def paper_numbers(metric: str, numbers: Mapping[str, float]) -> str:
@@ -58,7 +59,14 @@ def finding(summary: Summary) -> str:
 
 def notes(summary: Summary) -> list[str]:
     """What a reader of the table must know, most important first."""
-    return [*_floor(summary), *_missing(summary), *_drift(summary), *_one_run(summary), *_paper_only(summary)]
+    return [
+        *_floor(summary),
+        *_missing(summary),
+        *_drift(summary),
+        *_one_run(summary),
+        *_paper_only(summary),
+        *_signatures(summary),
+    ]
 
 
 def trend(summary: Summary) -> str:
@@ -146,5 +154,26 @@ def _paper_only(summary: Summary) -> list[str]:
     return [f"The paper's numbers that belong to no single arm here: {numbers}."]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _signatures(summary: Summary) -> list[str]:
+    """How a score was counted, where the records say it; with the medians of scores that stand in no table."""
+    data = [record.metrics.get("data") or {} for record in summary.records]
+    found = {item: None for each in data for item in (each.get("signatures") or {}).items()}
+    tested = " or ".join(dict.fromkeys(str(each["tested"]) for each in data if "tested" in each))
+    said = []
+    for name, signature in found:
+        beside = "" if name == summary.metric else f", medians {', '.join(_medians(summary, name))}"
+        said.append(f"How {name} was counted{f' on {tested}' if tested else ''}: {signature}{beside}.")
+    return said
+
+
+def _medians(summary: Summary, name: str) -> list[str]:
+    finals: dict[str, list[float]] = {}
+    for record in summary.records:
+        final = number(record.final["test"], name)
+        if final is not None:
+            finals.setdefault(record.metrics["arm"], []).append(final)
+    return [f"{amount(name, statistics.median(each))} ({arm})" for arm, each in finals.items()]
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
