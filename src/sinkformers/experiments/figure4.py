@@ -81,7 +81,7 @@ FIGURE4 = Artefact(
         ),
         "small": Preset(
             "all reviews, the first 192 tokens of each; depth 3, 4 heads, dim 64, 8 epochs",
-            "about 80 minutes on two cores",
+            "about an hour on two cores",
             "imdb",
             (0, 1, 2),
             ARMS,

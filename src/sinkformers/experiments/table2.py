@@ -96,7 +96,7 @@ TABLE2 = Artefact(
         ),
         "small": Preset(
             "Multi30k, 3 + 3 layers, dim 256, 12 epochs and 2 more",
-            "about 2 hours on two cores",
+            "about 90 minutes on two cores",
             "multi30k",
             (0, 1),
             arms(SMALL, 2),
