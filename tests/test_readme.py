@@ -48,6 +48,7 @@ RESULTS = [
     ("Cats and dogs", "figure5/small/n", 3, 3),
     ("ModelNet40, Point Cloud", "table1-pct/small/n", 3, 3),
     ("ModelNet40, Set", "table1-set/small/n", 21, 3),
+    ("IMDb", "figure4/small/n", 3, 3),
     ("Multi30k", "table2/small/continued-n", 3, 2),
 ]
 
