@@ -57,6 +57,26 @@ def test_training_has_no_epoch_0_and_test_has(records):
     assert {tuple(line.get_xdata()) for line in panel(figure, "test loss").lines} == {(0, 1, 2)}
 
 
+def test_what_a_drawn_model_measures_does_not_press_the_curves_flat(tmp_path):
+    wild = [epoch(0, -9), epoch(1, 0.2), epoch(2, 0.9)]
+    write_cell(tmp_path / "drawn", epochs=wild)
+    figure = learning(find([tmp_path / "drawn"]).records)
+    for quantity, drawn in (("loss", (0.1, 0.9)), ("accuracy", (0.2, 0.91))):
+        low, high = panel(figure, f"test {quantity}").get_ylim()
+        assert drawn[0] - 0.1 < low < drawn[0] < drawn[1] < high < drawn[1] + 0.1
+    write_cell(tmp_path / "trained", epochs=wild, metrics={"after": "n-1"})
+    low, high = panel(learning(find([tmp_path / "trained"]).records), "test accuracy").get_ylim()
+    assert low < -9 < 0.91 < high
+
+
+def test_runs_that_go_on_with_a_model_have_a_scale_of_their_own(tmp_path):
+    write_cell(tmp_path, rate=1, epochs=[epoch(0, 0.1), epoch(1, 0.2), epoch(2, 0.5)])
+    write_cell(tmp_path, rate=0.1, arm="more", epochs=[epoch(0, 0.5), epoch(1, 0.55)], metrics={"after": "n-1"})
+    figure = learning(find([tmp_path]).records)
+    assert panel(figure, "test accuracy", "rate 0.1").get_ylim() == pytest.approx((0.497, 0.563))
+    assert panel(figure, "test accuracy", "rate 1").get_ylim() == pytest.approx((0.2 - 0.0155, 0.51 + 0.0155))
+
+
 def test_each_comparison_has_its_row_of_panels(tmp_path):
     for patch in (14, 7):
         write_cell(tmp_path, arm=str(patch), patch=patch)

@@ -73,7 +73,7 @@ def _print(summary: Summary) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     where = f"{summary.artefact.title}, {summary.preset}"
     printed = {
-        f"test {summary.metric}": tables.results(summary),
+        f"test {summary.spoken_metric}": tables.results(summary),
         "all runs": tables.runs(summary),
         "time and attention": tables.costs(summary),
     }

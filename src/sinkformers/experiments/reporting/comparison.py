@@ -66,3 +66,8 @@ def describe(settings: Mapping[str, Any]) -> str:
 def side(n_iters: int) -> str:
     """What one side of a comparison is called."""
     return "SoftMax" if n_iters == 1 else f"Sinkhorn, n_iters = {n_iters}"
+
+
+def spoken(metric: str) -> str:
+    """A metric as people write it: BLEU for `bleu`."""
+    return metric.replace("bleu", "BLEU").replace("_", " ")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.experiments.artefact import ExperimentError, Record
-from sinkformers.experiments.reporting.comparison import comparisons, side
+from sinkformers.experiments.reporting.comparison import comparisons, side, spoken
 from sinkformers.experiments.reporting.panels import (
     INK,
     SINKHORN,
@@ -39,7 +39,11 @@ QUANTITIES = tuple((split, name) for name in ("loss", "accuracy", "bleu") for sp
 
 
 def learning(records: Sequence[Record]) -> Figure:
-    """Loss and accuracy in training and in test: one row of panels a comparison, one colour a count."""
+    """Loss and accuracy in training and in test: one row of panels a comparison, one colour a count.
+
+    The axes hold what was learned: a model that is only drawn may begin outside them, and runs that go on with
+    another's model, and have less left to learn, have a scale of their own.
+    """
     shown = [each for each in QUANTITIES if _measured(records, _reader(*each))]
     if not shown:
         raise ExperimentError("no run holds a loss or an accuracy by epoch.")
@@ -47,16 +51,21 @@ def learning(records: Sequence[Record]) -> Figure:
     counts = [n_iters for comparison in compared for n_iters in comparison.sides]
     colour = colours(counts)
     figure, rows = grid(len(compared), len(shown))
-    for place, (split, name) in enumerate(shown):
-        for row, comparison in zip(rows, compared, strict=True):
+    scales: dict[tuple[str, bool], list[tuple[Axes, list[float]]]] = {}
+    for row, comparison in zip(rows, compared, strict=True):
+        together = [run for runs in comparison.sides.values() for run in runs]
+        for axes, (split, name) in zip(row, shown, strict=True):
             for n_iters, runs in comparison.sides.items():
-                _draw_runs(row[place], runs, _reader(split, name), colour[n_iters])
-            title(row[place], f"{split} {name}", comparison.label)
-            count_epochs(row[place])
-            in_units(row[place].yaxis, name)
-        rows[-1][place].set_xlabel("epoch", fontsize=10, color=INK)
-    for name in dict.fromkeys(name for _, name in shown):
-        share([row[place] for row in rows for place, each in enumerate(shown) if each[1] == name])
+                _draw_runs(axes, runs, _reader(split, name), colour[n_iters])
+            title(axes, f"{split} {spoken(name)}", comparison.label)
+            count_epochs(axes)
+            in_units(axes.yaxis, name)
+            panel = axes, _learned(together, _reader(split, name))
+            scales.setdefault((name, any(map(_goes_on, together))), []).append(panel)
+    for axes in rows[-1]:
+        axes.set_xlabel("epoch", fontsize=10, color=INK)
+    for panels in scales.values():
+        share([axes for axes, _ in panels], [each for _, learned in panels for each in learned])
     legend(figure, counts)
     return figure
 
@@ -149,6 +158,16 @@ def _points(run: Record, read: Read) -> tuple[list[int], list[float]]:
     """The epochs that were measured, and what was."""
     points = [(epoch.get("epoch", place), read(epoch)) for place, epoch in enumerate(run.metrics["epochs"])]
     return [epoch for epoch, each in points if each is not None], [each for _, each in points if each is not None]
+
+
+def _learned(runs: Iterable[Record], read: Read) -> list[float]:
+    """Numbers of trained models: from epoch 1 on, and of epoch 0 where a run goes on with another's model."""
+    points = [(run, epoch, each) for run in runs for epoch, each in zip(*_points(run, read), strict=True)]
+    return [each for run, epoch, each in points if (epoch or _goes_on(run)) and math.isfinite(each)]
+
+
+def _goes_on(run: Record) -> bool:
+    return bool(run.metrics.get("after"))
 
 
 def _measured(records: Iterable[Record], read: Read) -> bool:

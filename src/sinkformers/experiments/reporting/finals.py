@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.experiments.artefact import ExperimentError, Record
-from sinkformers.experiments.reporting.comparison import comparisons, describe, others, rank, side
+from sinkformers.experiments.reporting.comparison import comparisons, describe, others, rank, side, spoken
 from sinkformers.experiments.reporting.panels import (
     INK,
     RULE,
@@ -51,7 +51,7 @@ def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figu
             _draw_line(axes, {places.index(place): finals for place, finals in line.items()}, colour[count])
         axes.set_xticks(range(len(places)), [plain(str(place)) for place in places])
         axes.set_xlabel(plain(label or setting), fontsize=10, color=INK)
-        title(axes, f"test {metric}", rest)
+        title(axes, f"test {spoken(metric)}", rest)
         in_units(axes.yaxis, metric)
     share(panels)
     if setting != "n_iters":
@@ -75,7 +75,7 @@ def final_values(records: Sequence[Record]) -> Figure:
     labels = [" · ".join(filter(None, (side(n_iters), label))) for label, n_iters in arms]
     axes.set_yticks(range(len(arms)), list(map(plain, labels)))
     axes.set_ylim(len(arms) - 0.4, -0.6)
-    axes.set_xlabel(plain(f"test {records[0].metrics['metric']}"), fontsize=10, color=INK)
+    axes.set_xlabel(plain(f"test {spoken(records[0].metrics['metric'])}"), fontsize=10, color=INK)
     in_units(axes.xaxis, records[0].metrics["metric"])
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=RULE, linewidth=0.8)

@@ -60,11 +60,14 @@ def wrapped(count: int, together: int, *, height: float = 2.5) -> tuple[Figure, 
     return figure, panels[:count]
 
 
-def share(panels: Sequence[Axes]) -> None:
-    """One scale of y for all of `panels`."""
+def share(panels: Sequence[Axes], values: Sequence[float] = ()) -> None:
+    """One scale of y for all of `panels`: that of `values`, or of all that is drawn."""
     for axes in panels[1:]:
         axes.sharey(panels[0])
     panels[0].autoscale(axis="y")
+    if values:
+        margin = 0.05 * (max(values) - min(values) or 1)
+        panels[0].set_ylim(min(values) - margin, max(values) + margin)
 
 
 def count_epochs(axes: Axes) -> None:

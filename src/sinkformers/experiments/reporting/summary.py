@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sinkformers.experiments.artefact import Artefact, ExperimentError, Preset, Record
-from sinkformers.experiments.reporting.comparison import key
+from sinkformers.experiments.reporting.comparison import key, spoken
 from sinkformers.experiments.reporting.records import Found, Unfinished, cell
 from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row, overhead, row
 
@@ -25,6 +25,10 @@ class Summary:
     unfinished: tuple[Unfinished, ...]
     not_begun: tuple[tuple[str, int], ...]  # arm and seed
     paper: Mapping[str, Mapping[str, float]]  # the paper's numbers that stand beside no row
+
+    @property
+    def spoken_metric(self) -> str:
+        return spoken(self.metric)
 
     @property
     def scale(self) -> Preset | None:

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 
-from sinkformers.experiments.reporting.comparison import side
+from sinkformers.experiments.reporting.comparison import side, spoken
 from sinkformers.experiments.reporting.records import configs, number
 from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row
 from sinkformers.experiments.reporting.summary import Summary
@@ -46,11 +46,12 @@ def finding(summary: Summary) -> str:
             "Nothing can be compared yet: it takes a SoftMax arm and a Sinkformer arm whose other settings are equal."
         )
     if len(pairs) == 1:
-        return f"Median test {summary.metric}: {'; '.join(_with_spread(summary.metric, each) for each in pairs[0])}."
+        found = "; ".join(_with_spread(summary.metric, each) for each in pairs[0])
+        return f"Median test {summary.spoken_metric}: {found}."
     better, worse, apart = _tally(summary.metric, pairs)
     said = (
-        f"Of {len(pairs)} comparisons with SoftMax the Sinkformer has the better median test {summary.metric} in "
-        f"{better}, the worse in {worse}, the same in {len(pairs) - better - worse}."
+        f"Of {len(pairs)} comparisons with SoftMax the Sinkformer has the better median test {summary.spoken_metric} "
+        f"in {better}, the worse in {worse}, the same in {len(pairs) - better - worse}."
     )
     if any(len(row.values) == 1 for pair in pairs for row in pair):
         return said
@@ -104,8 +105,8 @@ def _floor(summary: Summary) -> list[str]:
         return []
     arms = ", ".join(f"{row.arm} (median {amount(summary.metric, row.median)})" for row in missed)
     return [
-        f"Not comparable yet: SoftMax must reach a test {summary.metric} of {amount(summary.metric, summary.floor)} "
-        f"before arms are compared, and these do not: {arms}."
+        f"Not comparable yet: SoftMax must reach a test {summary.spoken_metric} of "
+        f"{amount(summary.metric, summary.floor)} before arms are compared, and these do not: {arms}."
     ]
 
 
@@ -162,7 +163,7 @@ def _signatures(summary: Summary) -> list[str]:
     said = []
     for name, signature in found:
         beside = "" if name == summary.metric else f", medians {', '.join(_medians(summary, name))}"
-        said.append(f"How {name} was counted{f' on {tested}' if tested else ''}: {signature}{beside}.")
+        said.append(f"How {spoken(name)} was counted{f' on {tested}' if tested else ''}: {signature}{beside}.")
     return said
 
 
