@@ -15,9 +15,9 @@ from sinkformers.data import load_opinions, on_unit_sphere
 from sinkformers.experiments import catalogue
 from sinkformers.experiments.augmentation import standardised
 from sinkformers.experiments.inference.clouds import CloudClassifier
-from sinkformers.experiments.inference.texts import Judge
+from sinkformers.experiments.inference.texts import Judge, Translate
 from sinkformers.experiments.inference.trained import open_cell
-from sinkformers.experiments.vocabulary import END
+from sinkformers.experiments.vocabulary import END, Vocabulary
 from sinkformers.experiments.workbench import checkpoint
 
 SHAPES = ("bowl", "chair", "lamp", "vase", "tent")
@@ -125,7 +125,7 @@ def test_reviews_are_judged_alike_alone_together_and_from_a_file(tmp_path):
         assert judge([line]) == [expected]
     alone = [judge([line])[0] if line else "" for line in lines]
     file = tmp_path / "reviews.txt"
-    file.write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    file.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
     for result in (
         invoke(folder, "--file", file),
         invoke(folder, input="\n".join(lines)),
@@ -149,8 +149,6 @@ def test_sentences_are_translated_line_by_line_and_drawn_on_request(tmp_path):
 
 
 def test_the_attention_of_a_sentence_is_the_encoders(tmp_path):
-    from sinkformers.experiments.inference.texts import Translate
-
     folder, model = write_untrained(tmp_path, "table2", "continued-n-3")
     translate = Translate(open_cell(folder))
     numbers = [*translate.translator.source.encode(["elf"])[0], END]
@@ -160,6 +158,22 @@ def test_the_attention_of_a_sentence_is_the_encoders(tmp_path):
     seen = translate.attention("elf", first)
     assert "".join(seen.tokens) == "elf(end)"
     assert_close(seen.weights, watch[first].calls[0].weights[0].mean(0))
+
+
+def test_a_model_of_pieces_says_once_that_it_knows_no_plain_text(tmp_path):
+    folder, _ = write_untrained(tmp_path, "table2", "continued-n-3")
+    pieces = Vocabulary.given(["ein hun@@ d"])
+    for side in ("source", "target"):
+        (folder / f"{side}.json").write_text(pieces.to_json())
+    weights, note = checkpoint.read(folder / "model.safetensors")
+    for name in ("source.weight", "target.weight"):
+        weights[name] = weights[name][: pieces.size]
+    checkpoint.write(folder / "model.safetensors", weights, note)
+    result = invoke(folder, input="Ein Hund\nDer Hund\n")
+    assert result.exit_code == 0
+    assert result.stderr.count("most words of a text are unknown to this model") == 1
+    assert invoke(folder, "ein hun@@ d").stderr == ""
+    assert Translate(open_cell(folder)).attention("ein Hund").tokens == ["ein", "(unknown)", "(end)"]
 
 
 def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
@@ -184,6 +198,7 @@ def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
         ([texts, "--file", tmp_path / "no.txt"], "no.txt cannot be read (No such file or directory)"),
         ([texts, "--file", latin], "latin.txt is not UTF-8 in line 2"),
         ([texts, "a", "--file", latin], "give texts as INPUT or with --file, not both."),
+        ([texts, "a", "na\udcefve"], "INPUT 2 is not UTF-8; convert it"),
         ([texts, "a", "--point", 1], "--point is for shapes; leave it out."),
         ([texts, "a", "--draw", "--layer", "x"], "there is no layer 'x' to watch. These there are: encoder.layers.0"),
     ):

@@ -8,6 +8,7 @@ import torch
 import sinkformers
 from sinkformers.data import load_opinions
 from sinkformers.experiments import figure4
+from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.figure4_authors import (
     AuthorsTask,
     DetachedAttention,
@@ -44,13 +45,16 @@ def test_the_detached_potential_changes_the_gradient_and_not_the_weights(n_iters
     assert torch.allclose(ours, exact) == (n_iters == 1)
 
 
-def test_detached_attention_is_attention_with_its_padding():
-    layer, x = SelfAttention(6, 2, n_iters=3).double(), torch.randn(2, 9, 6, dtype=torch.float64)
-    mask = torch.arange(9) < torch.tensor([[9], [4]])
-    expected = layer(x, mask)
+@pytest.mark.parametrize("n_iters", [1, 3])
+def test_padding_asks_and_is_not_asked(n_iters):
+    layer, x = SelfAttention(6, 2, n_iters=n_iters).double(), torch.randn(2, 9, 6, dtype=torch.float64)
     layer.__class__ = DetachedAttention
-    found = layer(x, mask)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    found = layer(x, torch.arange(9) < torch.tensor([[9], [4]]))
+    for row, n in enumerate((9, 4)):
+        query, key, value = layer.project(x[row]).unflatten(-1, (3, 2, 3)).permute(1, 2, 0, 3)
+        weights = potentials(query @ key[:, :n].mT / 3**0.5, n_iters)  # (2, 9, n)
+        expected = layer.out((weights @ value[:, :n]).transpose(0, 1).flatten(1))
+        torch.testing.assert_close(found[row], expected, atol=1e-12, rtol=1e-12)
     found.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
@@ -92,12 +96,41 @@ def test_positions_are_noise_that_is_kept_and_not_trained(made):
     assert torch.equal(first.positions, second.positions)
 
 
-def test_the_maximum_sees_padding(made):
+def test_all_texts_are_as_long_and_the_maximum_sees_their_padding(made):
     model = made.model().eval()
     tokens = made.train.padded(torch.tensor([0]))[0]
+    n = tokens.shape[1]
+    answer = model(tokens)
     longer = torch.nn.functional.pad(tokens, (0, 5))
-    mask = torch.arange(longer.shape[1])[None] < tokens.shape[1]
-    assert not torch.allclose(model(longer, mask), model(tokens))
+    torch.testing.assert_close(model(longer, torch.arange(n + 5)[None] < n), answer)
+    model.positions[0] += 3.0
+    assert not torch.allclose(model(tokens), answer)
+
+
+def test_batches_are_drawn_whatever_the_lengths(made):
+    lengths = [made.train.lengths[batch].sort().values for batch in made.batches(1)]
+    assert all(each[0] < each[-1] for each in lengths)
+    assert torch.cat(made.batches(1)).sort().values.equal(torch.arange(len(made.train)))
+
+
+def test_embedded_tokens_are_not_dropped(made):
+    model = made.model().train()
+    model.encoder = torch.nn.Identity()
+    model.encoder.forward = lambda x, mask: x
+    tokens = made.train.padded(torch.arange(3))
+    assert torch.equal(model(*tokens), model(*tokens))
+    assert {layer.eps for layer in made.model().modules() if isinstance(layer, torch.nn.LayerNorm)} == {1e-6}
+
+
+def test_the_rate_falls_before_the_twelfth_epoch():
+    recipes = [figure4.FIGURE4.presets[name].config.recipe for name in ("authors", "paper")]
+    assert [recipe.rate_at(12) for recipe in recipes] == pytest.approx([1e-5, 1e-4])
+    assert [recipe.rate_at(11) for recipe in recipes] == pytest.approx([1e-4, 1e-4])
+
+
+def test_an_even_number_of_iterations_is_refused(made):
+    with pytest.raises(ExperimentError, match="n_iters must be odd; got 2"):
+        AuthorsTask(replace(made.config, n_iters=2), 0, load_opinions())
 
 
 def test_watching_leaves_the_model_as_it_is(made):

@@ -60,7 +60,7 @@ def test_a_score_is_printed_with_its_signature_and_further_scores_with_their_med
         write_cell(tmp_path, seed=seed, epochs=[last], metrics={"metric": "bleu", "data": data})
     assert words.notes(summary_of(tmp_path)) == [
         "How BLEU was counted on newest: case:mixed|tok:13a.",
-        "How BLEU tokenised was counted on newest: tok:none, medians 34.00 (n-1).",
+        "How tokenised BLEU was counted on newest: tok:none, medians 34.00 (n-1).",
     ]
 
 

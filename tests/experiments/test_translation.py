@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState
 
 import sinkformers
 from sinkformers.data import Pairs, PairSet, load_number_words
-from sinkformers.experiments import table2
+from sinkformers.experiments import figure2_translation, table2
 from sinkformers.experiments.bleu import bleu
 from sinkformers.experiments.translation import TranslationTask
 from sinkformers.experiments.vocabulary import BEGIN, END, PAD, Vocabulary
@@ -152,6 +152,12 @@ def test_only_the_encoder_is_observed():
     seen = made.observe(made.model())
     assert [layer["name"] for layer in seen["layers"]] == ["encoder.layers.0.attention"]
     assert seen["columns"]["gap"] < 1e-3
+
+
+def test_what_stands_beside_the_papers_bleu_is_counted_as_it_is():
+    for artefact in (table2.TABLE2, figure2_translation.FIGURE2_TRANSLATION):
+        metrics = [artefact.metric_of(preset) for preset in ("paper", "small", "smoke", "other")]
+        assert metrics == ["bleu_tokenised", "bleu", "bleu", "bleu"]
 
 
 def test_the_arms_of_table_2_are_its_protocol():

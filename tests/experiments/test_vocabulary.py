@@ -52,6 +52,15 @@ def test_given_pieces_are_taken_as_they_are():
     assert (read.encode(texts), read.decode(numbers[0]), read.size) == (numbers, "the jaguar sleeps .", FIRST + 7)
 
 
+def test_spaces_are_no_pieces_and_a_cut_word_is_a_word():
+    vocabulary = Vocabulary.given([" the  ja@@ guar ", "end "])
+    assert vocabulary.size == FIRST + 4
+    numbers = vocabulary.encode(["the  ja@@  guar "])[0]
+    assert all(FIRST <= number < vocabulary.size for number in numbers)
+    assert vocabulary.decode(numbers) == "the jaguar"
+    assert vocabulary.decode(numbers[:-1]) == "the ja"
+
+
 def test_a_size_without_room_for_all_bytes_is_refused():
     with pytest.raises(ValueError, match=r"size must be ≥ 260, to hold every byte and the 4 marks; got 259"):
         Vocabulary.learned(TEXTS, 259)

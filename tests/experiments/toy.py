@@ -43,6 +43,7 @@ class ToyTask:
         return torch.randperm(len(self.x), generator=order).split(self.recipe.batch)
 
     def losses(self, model, examples):
+        assert len(examples), "no model need take nothing"
         logits = model(self.x[examples])
         loss = F.cross_entropy(logits, self.y[examples], reduction="sum")
         return loss, {"accuracy": (logits.argmax(-1) == self.y[examples]).sum().double()}

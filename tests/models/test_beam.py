@@ -43,7 +43,7 @@ def greedy(model, source, mask, limit):
     tokens = []
     while len(tokens) < limit - 1:
         logits = model(source, mask, torch.tensor([[BEGIN, *tokens]]))[0, -1]
-        logits[[0, BEGIN]] = -torch.inf
+        logits[[0, BEGIN] if tokens else [0, BEGIN, END]] = -torch.inf
         token = int(logits.argmax())
         if token == END:
             break
@@ -85,7 +85,7 @@ def test_a_beam_as_wide_as_everything_finds_the_best():
     """Of all translations into up to three of three words."""
     model, (source, mask) = translator(vocabulary=6), batch((5,))
     words = (3, 4, 5)
-    every = [tokens for n in range(4) for tokens in itertools.product(words, repeat=n)]
+    every = [tokens for n in range(1, 4) for tokens in itertools.product(words, repeat=n)]
     best = max(every, key=lambda tokens: log_probability(model, source, mask, tokens))
     (found,) = search(model, source, mask, beam=len(every), penalty=0.0, limits=torch.tensor([4]))
     assert found.tokens == list(best)
@@ -97,6 +97,26 @@ def test_limits_hold_and_marks_are_not_written():
     for found, limit in zip(search(model, source, mask, limits=torch.tensor([2, 7, 1])), (2, 7, 1), strict=True):
         assert len(found.tokens) <= limit - 1
         assert not {0, BEGIN, END} & set(found.tokens)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_translation_has_a_word_unless_there_is_no_room(beam):
+    model, (source, mask) = translator(), batch((9, 4))
+    follow = model.follow
+
+    def ending(tokens, state):
+        logits, state = follow(tokens, state)
+        return logits.index_fill(-1, torch.tensor(END), 99.0), state
+
+    model.follow = ending
+    found = search(model, source, mask, limits=torch.tensor([5, 1]), beam=beam)
+    assert [len(each.tokens) for each in found] == [1, 0]
+
+
+def test_a_model_of_nans_translates_to_nothing():
+    model, (source, mask) = translator(), batch((9, 4))
+    model.target.weight.data.fill_(torch.nan)
+    assert [each.tokens for each in search(model, source, mask)] == [[], []]
 
 
 def test_a_beam_of_nothing_is_refused():

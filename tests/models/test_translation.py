@@ -120,7 +120,7 @@ def test_only_the_encoder_is_converted():
     assert len([layer for layer in transformer.modules() if isinstance(layer, SelfAttention)]) == 2
 
 
-def test_first_weights_are_drawn_as_fairseq_does():
+def test_first_weights_of_self_attention_are_drawn_as_fairseq_does():
     model = translator(dim=96, hidden=160, heads=4, source_vocabulary=500)
     assert model.source.weight.std().item() == pytest.approx(96**-0.5, rel=0.02)
     project = model.encoder.layers[0].attention.project

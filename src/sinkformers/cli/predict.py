@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sinkformers.experiments.inference.trained import TrainedCell
 
 AT_A_TIME = 32  # lines of a file
+UNKNOWN_PIECES = (
+    "sinkformers: most words of a text are unknown to this model, which was trained on text that was tokenised, put "
+    "into lower case and cut into pieces before; give it text prepared by the same script."
+)
 
 
 def predict(
@@ -110,10 +114,14 @@ def _texts(cell: TrainedCell, inputs: list[str], file: Path | None, layer: str |
     if inputs and file is not None:
         refuse("give texts as INPUT or with --file, not both.")
     answer = Judge(cell) if isinstance(cell.config, TextConfig) else Translate(cell)
-    lines = inputs or (_lines(sys.stdin.buffer, "standard input") if file is None else _file(file))
+    lines = _arguments(inputs) or (_lines(sys.stdin.buffer, "standard input") if file is None else _file(file))
     shown: list[Shown] = []
     waiting, at_a_time = iter(lines), AT_A_TIME if inputs or file is not None else 1
+    warned = False
     while some := list(islice(waiting, at_a_time)):
+        if not warned and isinstance(answer, Translate) and not answer.knows(some):
+            warned = True
+            print(UNKNOWN_PIECES, file=sys.stderr)
         answers = iter(answer([line for line in some if line.strip()]) if any(line.strip() for line in some) else [])
         for line in some:  # an empty line has an empty answer, so that lines stay in step
             found = next(answers) if line.strip() else ""
@@ -143,10 +151,19 @@ def _file(file: Path) -> Iterator[str]:
         yield from _lines(opened, str(file))
 
 
+def _arguments(texts: list[str]) -> list[str]:
+    for number, text in enumerate(texts, 1):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            refuse(f"INPUT {number} is not UTF-8; convert it, for example with iconv.")
+    return texts
+
+
 def _lines(source: Iterable[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(source, 1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             refuse(f"{name} is not UTF-8 in line {number} ({error.reason}); convert it, for example with iconv.")
 

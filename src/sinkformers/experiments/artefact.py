@@ -49,6 +49,7 @@ class Preset:
     arms: tuple[Arm, ...]
     config: Any  # a dataclass of plain values, shared by all arms
     floor: float | None = None  # the metric that the SoftMax arms must reach before arms are compared
+    metric: str | None = None  # where it is not its artefact's
 
 
 @dataclass(frozen=True)
@@ -101,3 +102,6 @@ class Artefact:
     task: Callable[[Preset, Arm, int, Path | None], Task] | None = None
     twins: tuple[str, ...] = ()  # artefacts some of whose cells are the same trainings
     make: Callable[[Preset, Path], str] | None = None  # where nothing is trained: fills a folder, says what is in it
+
+    def metric_of(self, preset: str) -> str:
+        return (preset in self.presets and self.presets[preset].metric) or self.metric

@@ -31,6 +31,7 @@ FIGURE2_TRANSLATION = Artefact(
             (0,),
             arms(1),
             table2.PAPER,
+            metric="bleu_tokenised",
         ),
         "small": Preset(
             "Multi30k, 3 + 3 layers, dim 256, 12 epochs, the Sinkformer beside it",

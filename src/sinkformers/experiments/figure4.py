@@ -29,6 +29,7 @@ PAPER = TextConfig(
     heads=8,
     hidden=1024,
 )
+AUTHORS = replace(PAPER, recipe=replace(PAPER.recipe, drops=(11,)), authors=True)
 SMALL = replace(
     PAPER,
     recipe=Recipe(epochs=8, batch=32, rate=3e-4, drops=(6,)),
@@ -77,7 +78,7 @@ FIGURE4 = Artefact(
             "imdb",
             (0, 1, 2, 3, 4),
             ARMS,
-            replace(PAPER, authors=True),
+            AUTHORS,
         ),
         "small": Preset(
             "all reviews, the first 192 tokens of each; depth 3, 4 heads, dim 64, 8 epochs",

@@ -1,8 +1,12 @@
 """What the authors' code for IMDb does otherwise than the paper says; the preset `authors` does the same.
 
-All 50,000 reviews are merged and split 40,000/10,000. The table of positions is overwritten by noise, which is not
-trained. The column potential is detached: gradients take it for a constant. The maximum runs over padding too. The loss
-applies SoftMax before a cross-entropy that applies it again.
+- All 50,000 reviews are merged and split 40,000/10,000.
+- The table of positions is overwritten by noise, which is not trained; embedded tokens are not dropped out.
+- Every text is padded to the full length. Padding has a position of its own and asks as a query, which Sinkhorn's
+  column sums count, but is no key; and the maximum runs over it too.
+- The column potential is detached: gradients take it for a constant.
+- The loss applies SoftMax before a cross-entropy that applies it again.
+- The rate falls before the twelfth epoch, not after it.
 """
 
 from __future__ import annotations
@@ -16,16 +20,30 @@ from torch import Tensor, nn
 
 from sinkformers import sinkhorn
 from sinkformers.data import Texts, TextSet
+from sinkformers.experiments.artefact import ExperimentError
+from sinkformers.experiments.ragged import Ragged
 from sinkformers.experiments.texts import TextConfig, TextTask
+from sinkformers.experiments.vocabulary import PAD
 from sinkformers.models import TextEncoder
 from sinkformers.modules import SelfAttention
 
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
+EPSILON = 1e-6  # of LayerNorm
 
 
 class AuthorsTask(TextTask):
     """The task of Figure 4 with all of these at once."""
+
+    def __init__(self, config: TextConfig, seed: int, texts: TextSet) -> None:
+        if config.n_iters % 2 == 0:
+            raise ExperimentError(
+                f"figure4, authors: their code ends with the rows, so n_iters must be odd; got {config.n_iters}."
+            )
+        super().__init__(config, seed, texts)
+
+    def lengths(self, texts: Ragged) -> Tensor:
+        return torch.full_like(texts.lengths, self.config.length)
 
     def model(self) -> TextEncoder:
         return authors_model(self.config, self.reader.vocabulary.size, len(self.texts.classes))
@@ -34,33 +52,42 @@ class AuthorsTask(TextTask):
         return softmax_twice(logits, labels)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
+        """Attention among the tokens of a text, padding left out."""
         return super().observe(copy.deepcopy(model))  # watching gives attention its own class
 
 
 def authors_model(config: TextConfig, vocabulary: int, classes: int) -> TextEncoder:
-    model = PaddedPooling(**config.sizes(vocabulary, classes))
-    model.positions = torch.randn_like(model.positions)
+    model = PaddedEncoder(**config.sizes(vocabulary, classes))
     for module in model.modules():
         if isinstance(module, SelfAttention):
             module.__class__ = DetachedAttention  # it differs in a method only
+        elif isinstance(module, nn.LayerNorm):
+            module.eps = EPSILON
     return model
 
 
-class PaddedPooling(TextEncoder):
-    """A text encoder whose maximum runs over all places, those of padding included."""
+class PaddedEncoder(TextEncoder):
+    """A text encoder that pads all texts to the longest there may be. Its positions are noise, the first of them that
+    of padding, and its maximum runs over all places."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
         table = self._buffers.pop("positions")
         assert table is not None
-        self.register_buffer("positions", table)  # noise cannot be made again: it is kept with the weights
+        self.length, dim = table.shape
+        self.register_buffer("positions", torch.randn(self.length + 1, dim))  # kept: noise cannot be made again
 
-    def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return x.amax(-2)
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        more = (0, self.length - tokens.shape[-1])
+        mask = F.pad(torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask, more)
+        places = torch.arange(1, self.length + 1, device=tokens.device).where(mask, 0)
+        x = self.embed(F.pad(tokens, more, value=PAD)) + self.positions[places]
+        return self.head(self.encoder(x, mask).amax(-2))
 
 
 class DetachedAttention(SelfAttention):
-    """Self-attention with the weights of Sinkhorn's algorithm and the gradient of SoftMax at its column potential."""
+    """Self-attention with the weights of Sinkhorn's algorithm and the gradient of SoftMax at its column potential. What
+    the mask leaves out is no key, and a query all the same."""
 
     def _attend(
         self,
@@ -71,11 +98,10 @@ class DetachedAttention(SelfAttention):
         key_mask: Tensor | None = None,
     ) -> Tensor:
         if self.n_iters == 1:
-            return super()._attend(query, key, value, query_mask, key_mask)
+            return super()._attend(query, key, value, None, key_mask)
         scores = query @ key.mT / self.head_dim**0.5
-        # A text's tokens are its queries and its keys: one mask serves for both.
-        pairs = None if key_mask is None else (key_mask[:, :, None] & key_mask[:, None, :])[:, None]
-        return detached_sinkhorn(scores, pairs, self.n_iters) @ value
+        mask = None if key_mask is None else key_mask[:, None, None, :].expand(scores.shape)
+        return detached_sinkhorn(scores, mask, self.n_iters) @ value
 
 
 def detached_sinkhorn(scores: Tensor, mask: Tensor | None, n_iters: int) -> Tensor:
@@ -86,7 +112,7 @@ def detached_sinkhorn(scores: Tensor, mask: Tensor | None, n_iters: int) -> Tens
     with torch.no_grad():
         weights = sinkhorn(scores, n_iters=n_iters, mask=mask)
         constant = torch.where(weights > 0, weights.log() - scores, -torch.inf)
-        constant = constant.masked_fill(~weights.any(-1, keepdim=True), 0.0)  # rows of padding: even, then left out
+        constant = constant.masked_fill(~weights.any(-1, keepdim=True), 0.0)  # nothing to look at: even, then left out
     even = torch.softmax(scores + constant, -1)
     return even if mask is None else even * mask
 

@@ -101,9 +101,13 @@ class TextTask:
     def model(self) -> TextEncoder:
         return self.config.model(self.reader.vocabulary.size, len(self.texts.classes))
 
+    def lengths(self, texts: Ragged) -> Tensor:
+        """How long each text is for its model."""
+        return texts.lengths
+
     def batches(self, epoch: int) -> Sequence[Tensor]:
         order = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-        return even_batches(self.train.lengths, self.recipe.batch, order)
+        return even_batches(self.lengths(self.train), self.recipe.batch, order)
 
     def losses(self, model: nn.Module, examples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         logits, labels = self._answer(model, self.train, self.texts.train.labels, examples)
@@ -116,7 +120,7 @@ class TextTask:
         return len(examples)
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        batches = token_batches(self.test.lengths, AT_A_TIME, torch.Generator().manual_seed(0))
+        batches = token_batches(self.lengths(self.test), AT_A_TIME, torch.Generator().manual_seed(0))
         mine = batches[accelerator.process_index :: accelerator.num_processes]
 
         def answer(examples: Tensor) -> tuple[Tensor, Tensor]:

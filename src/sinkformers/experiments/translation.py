@@ -29,7 +29,7 @@ AT_A_TIME = 4096  # source tokens, where nothing is trained
 class TranslationConfig:
     """What all arms of a preset share; an arm's settings take the place of fields of the same name, or of the recipe's.
 
-    The recipe's batch is in tokens, of the longer side and padding included.
+    The recipe's batch is in tokens, of the longer side, its marks and padding included.
     """
 
     recipe: WarmRecipe

@@ -62,11 +62,11 @@ class Vocabulary:
         A piece that is not among them becomes `UNKNOWN`. Decoding joins pieces to words.
         """
         library = _library()
-        counts = Counter(piece for text in texts for piece in text.split(" "))
+        counts = Counter(piece for text in texts for piece in text.split())
         pieces = sorted(counts, key=lambda piece: (-counts[piece], piece))
         known = {"": 0} | {piece: number for number, piece in enumerate(pieces, 1)}  # "" is what is unknown
         tokenizer = library.Tokenizer(library.models.WordLevel(known, unk_token=""))
-        tokenizer.pre_tokenizer = library.pre_tokenizers.CharDelimiterSplit(" ")
+        tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
         return cls(tokenizer)
 
     @classmethod
@@ -105,7 +105,7 @@ class Vocabulary:
 
 def joined(pieces: str) -> str:
     """Pieces of words put together: `the ja@@ gu@@ ar` is `the jaguar`."""
-    return pieces.replace(f"{CONTINUED} ", "")
+    return f"{pieces} ".replace(f"{CONTINUED} ", "").rstrip()
 
 
 def _library() -> Any:

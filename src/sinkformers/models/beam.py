@@ -1,5 +1,6 @@
 """Beam search: the likeliest of many translations, each written token by token."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -41,7 +42,8 @@ def beam_search(
 
     A score is the sum of log-probabilities, that of `end` included, divided by (number of tokens)^`penalty`. A sentence
     is done when `beam` hypotheses have ended, each of them among its `beam` likeliest at that time; after `limits`
-    (batch,) tokens all end. With `beam=1` it is greedy. Sentences do not see each other: what else is in the batch
+    (batch,) tokens, `end` being one, all end; none ends before its first word unless it must. With `beam=1` it is
+    greedy. Sentences do not see each other: what else is in the batch
     changes nothing. Tokens in `never` are not written.
     """
     if beam < 1:
@@ -56,7 +58,8 @@ def beam_search(
     limits = limits.to(device)
     while len(beams.sentences):
         beams = _step(model, beams, found, limits, end, penalty, never)
-    return [max(each, key=lambda hypothesis: hypothesis.score) for each in found]
+    nothing = Hypothesis(-math.inf, [])  # of a model that gives no number
+    return [max(each, key=lambda hypothesis: hypothesis.score, default=nothing) for each in found]
 
 
 def _step(
@@ -76,6 +79,8 @@ def _step(
     last = length >= limits[beams.sentences]
     others = torch.arange(likely.shape[-1], device=likely.device) != end
     likely = likely.masked_fill(last[:, None, None] & others, -torch.inf)
+    if length == 1:
+        likely = likely.masked_fill(~(last[:, None, None] | others), -torch.inf)
     # An end for each of the k, and k that go on: more cannot be needed.
     scores, flat = (beams.scores[..., None] + likely).flatten(1).topk(2 * k)
     origin, token = flat // likely.shape[-1], flat % likely.shape[-1]

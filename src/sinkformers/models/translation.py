@@ -95,7 +95,8 @@ class TranslationTransformer(nn.Module):
 
 
 def _draw(module: nn.Module) -> None:
-    """First weights as fairseq draws them. Three projections stacked in one matrix get its gain of 1/√2 by that."""
+    """First weights by Xavier, and embeddings of variance 1/dim, as fairseq does in self-attention, whose three stacked
+    projections get its gain of 1/√2 by that. Those of cross-attention and feed-forward networks it draws smaller."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:

@@ -15,9 +15,9 @@ from sinkformers.experiments.figure4_authors import authors_model
 from sinkformers.experiments.inference.trained import TrainedCell, on
 from sinkformers.experiments.texts import TextConfig, TextReader
 from sinkformers.experiments.translation import TranslationConfig, Translator
-from sinkformers.experiments.vocabulary import Vocabulary
+from sinkformers.experiments.vocabulary import END, UNKNOWN, Vocabulary
 
-END_MARK = "(end)"
+MARKS = {END: "(end)", UNKNOWN: "(unknown)"}
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,17 @@ class Translate:
     def __call__(self, lines: Sequence[str]) -> list[str]:
         return self.translator.translate(self.model, *self._padded(lines))
 
+    def knows(self, lines: Sequence[str]) -> bool:
+        """Whether most of what they are made of is in the vocabulary. One learned from plain text knows every text; one
+        of files that were cut into pieces knows nothing else."""
+        numbers = [number for line in self.translator.source.encode(lines) for number in line]
+        return 2 * numbers.count(UNKNOWN) <= len(numbers)
+
     @torch.no_grad()
     def attention(self, line: str, layer: str | None = None) -> Attention:
         """The attention of the encoder."""
         tokens, mask = self._padded([line])
-        spelt = [self.translator.source.decode([number]) or END_MARK for number in tokens[0].tolist()]
+        spelt = [MARKS.get(number) or self.translator.source.decode([number]) for number in tokens[0].tolist()]
         return _watched(self.model, lambda: self.model.begin(*on(self.model, tokens, mask)), spelt, layer)
 
     def _padded(self, lines: Sequence[str]) -> tuple[Tensor, Tensor]:

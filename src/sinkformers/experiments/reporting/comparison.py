@@ -69,5 +69,5 @@ def side(n_iters: int) -> str:
 
 
 def spoken(metric: str) -> str:
-    """A metric as people write it: BLEU for `bleu`."""
-    return metric.replace("bleu", "BLEU").replace("_", " ")
+    """A metric as people write it."""
+    return {"bleu": "BLEU", "bleu_tokenised": "tokenised BLEU"}.get(metric, metric)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Read = Callable[[Mapping[str, Any]], float | None]  # one number of an epoch, None where it has none
-QUANTITIES = tuple((split, name) for name in ("loss", "accuracy", "bleu") for split in ("train", "test"))
+NAMES = ("loss", "accuracy", "bleu", "bleu_tokenised")
+QUANTITIES = tuple((split, name) for name in NAMES for split in ("train", "test"))
 
 
 def learning(records: Sequence[Record]) -> Figure:

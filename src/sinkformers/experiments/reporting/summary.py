@@ -61,7 +61,7 @@ def _summary(found: Found, artefact: Artefact, name: str, preset: str) -> Summar
     arms: dict[str, list[Record]] = {}
     for record in records:
         arms.setdefault(record.metrics["arm"], []).append(record)
-    metric = _metric(records, f"{name}, {preset}", artefact.metric)
+    metric = _metric(records, f"{name}, {preset}", artefact.metric_of(preset))
     summary = Summary(
         artefact,
         preset,

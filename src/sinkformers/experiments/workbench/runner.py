@@ -114,7 +114,7 @@ def _train(
         "preset": cell.preset,
         "arm": cell.arm.name,
         **({} if cell.arm.after is None else {"after": cell.arm.after}),
-        "metric": artefact.metric,
+        "metric": artefact.metric_of(cell.preset),
         **identity,
         "parameters": sum(parameter.numel() for parameter in done.model.parameters()),
         "epochs": done.epochs,

@@ -120,11 +120,13 @@ class Training:
         share = processes / self.task.weight(batch)  # DDP takes the mean over processes; the batch wants its own
         for index, examples in enumerate(parts):
             last = index == len(parts) - 1
+            # Where examples are fewer than parts, one is seen again and does not count: each process must go back.
+            seen, counts = (examples, 1.0) if len(examples) else (batch[:1], 0.0)
             with nullcontext() if last else self.accelerator.no_sync(self.model):
-                loss, sums = self.task.losses(self.model, examples)
-                self.accelerator.backward(loss * share)
+                loss, sums = self.task.losses(self.model, seen)
+                self.accelerator.backward(loss * share * counts)
             for name, value in {"loss": loss.detach(), **sums}.items():
-                self.sums[name] = self.sums.get(name, value.new_zeros((), dtype=torch.float64)) + value
+                self.sums[name] = self.sums.get(name, value.new_zeros((), dtype=torch.float64)) + value * counts
         self.optimiser.step()
         self.optimiser.zero_grad()
 
