@@ -13,6 +13,7 @@ from sinkformers import watch_attention
 from sinkformers.cli.app import app
 from sinkformers.data import load_opinions, on_unit_sphere
 from sinkformers.experiments import catalogue
+from sinkformers.experiments.artefact import anew
 from sinkformers.experiments.augmentation import standardised
 from sinkformers.experiments.inference.clouds import CloudClassifier
 from sinkformers.experiments.inference.texts import Judge, Translate
@@ -217,7 +218,35 @@ def test_weights_of_another_model_are_refused(shape, tmp_path):
     (folder / "classes.json").write_text("[")
     assert "classes.json cannot be read" in refused(invoke(folder, shape[0]))
     (folder / "classes.json").unlink()
-    assert "classes.json cannot be read" in refused(invoke(folder, shape[0]))
+    assert f"classes.json is missing, and the model cannot be used without it. {anew(folder)}" in refused(
+        invoke(folder, shape[0])
+    )
+
+
+def test_weights_of_another_arm_and_missing_weights_are_refused(tmp_path):
+    folder, model = write_untrained(tmp_path, "figure4", "n-3")
+    checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 1}})
+    assert "was trained with n_iters 1, and metrics.json is of n_iters 3." in refused(invoke(folder, "a"))
+    checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 3}})
+    assert invoke(folder, "a").exit_code == 0
+    (folder / "model.safetensors").unlink()
+    assert f"model.safetensors is missing. {anew(folder)}" in refused(invoke(folder, "a"))
+
+
+@pytest.mark.parametrize(("artefact", "part"), [("figure4", "first 32"), ("table2", "last 64")])
+def test_that_a_text_is_not_read_to_its_end_is_said_once(tmp_path, artefact, part):
+    folder, _ = write_untrained(tmp_path, artefact, "n-3" if artefact == "figure4" else "continued-n-3")
+    long = "elf " * 99
+    result = invoke(folder, "--file", "-", "--draw", "--out", tmp_path / "out", input=f"{long}\nelf\n{long}")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[0] == f"sinkformers: the {part} tokens of a text are read, and some have more."
+    assert len(result.stderr.splitlines()) == 2
+    assert len(result.stdout.splitlines()) == 3
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<h2>elf</h2>" in page
+    assert "elf elf …</h2>" in page
+    assert long.strip() not in page
+    assert invoke(folder, "elf").stderr == ""
 
 
 def test_damaged_records_and_vocabularies_are_refused(tmp_path):

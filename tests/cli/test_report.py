@@ -33,6 +33,7 @@ def test_a_report_prints_its_tables_and_writes_its_page(runs):
     write_unfinished(runs, artefact="unheard-of", arm="n-3", seed=5)
     result = invoke(runs)
     assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[0] == "unheard-of, small"
     rows = [line.split() for line in result.output.splitlines()]
     assert ["n-1", "3", "60.00%", "66.67%", "90.00%", "50.00%"] in rows
     assert ["n-3", "3", "75.00%", "75.00%", "80.00%", "70.00%"] in rows

@@ -14,6 +14,7 @@ from accelerate.state import AcceleratorState
 from typer.testing import CliRunner
 
 from sinkformers.cli.app import app
+from sinkformers.experiments import figure4
 
 COMMAND = [sys.executable, "-m", "sinkformers.cli", "run", "figure5", "--preset", "smoke"]
 CELL = Path("figure5", "smoke", "n-3", "seed-0")
@@ -95,13 +96,25 @@ def test_killed_in_the_middle_of_an_epoch_it_ends_on_the_same_bytes(finished, tm
     assert not (tmp_path / CELL / "metrics.json").exists()
     assert (tmp_path / CELL / "checkpoint.safetensors").exists()
     again = start(*arguments)
-    assert again.wait(timeout=300) == 0, again.communicate()
+    said, complaint = again.communicate(timeout=300)
+    assert again.returncode == 0, complaint
+    assert "n-3, seed 0: goes on where it was stopped." in said
     assert (tmp_path / CELL / "metrics.json").read_bytes() == (finished[0] / CELL / "metrics.json").read_bytes()
     assert (tmp_path / CELL / "model.safetensors").read_bytes() == (
         finished[0] / CELL / "model.safetensors"
     ).read_bytes()
     assert json.loads((tmp_path / CELL / "run.json").read_text())["resumed"] == 1
-    again.communicate()
+
+
+def test_an_interrupt_has_the_code_of_one_and_data_is_named_while_it_is_read(tmp_path, monkeypatch):
+    def read_on(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(figure4, "load_imdb", read_on)
+    result = invoke("run", "figure4", "--data", tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 130
+    assert result.stderr == "sinkformers: stopped. The same command goes on where it was.\n"
+    assert "n-1, seed 0: reading imdb." in result.stdout
 
 
 def test_two_commands_share_a_folder_and_train_each_cell_once(finished, tmp_path):

@@ -6,6 +6,8 @@ import tarfile
 import pytest
 
 from sinkformers.data import DataError, imdb, load_imdb
+from sinkformers.data.catalogue import find_data_set
+from sinkformers.data.status import status_of
 
 EACH = 3
 
@@ -105,3 +107,12 @@ def test_the_real_thing(real_data, monkeypatch):
     assert len({*found.train.texts, *found.test.texts}) == 49_582
     words = sorted(len(text.split()) for text in found.train.texts)
     assert words[12_500] == 174
+
+
+def test_status_counts_the_reviews_of_a_folder(tmp_path):
+    source = write(tmp_path, toy_files(), "folder")
+    entry = find_data_set("imdb")
+    assert status_of(entry, tmp_path).state == "complete"
+    (source / "test" / "pos" / "2_10.txt").unlink()
+    status = status_of(entry, tmp_path)
+    assert (status.state, status.detail) == ("corrupt", f"{source} holds 2 reviews in test/pos, where IMDb has 3")

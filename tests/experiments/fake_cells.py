@@ -58,9 +58,9 @@ def write_cell(root, *, artefact="figure6", preset="small", seed=0, n_iters=1, f
 
 
 def write_unfinished(root, *, arm="n-1", seed=9, epochs=3, artefact="figure6", preset="small"):
-    """A cell in training: `epochs` lines of its log are whole, one is being written."""
+    """A cell in training: its log has a line of before training and `epochs` more, and one is being written."""
     folder = Path(root, artefact, preset, arm, f"seed-{seed}")
     folder.mkdir(parents=True)
-    lines = "".join(json.dumps(epoch(number, 0.5)) + "\n" for number in range(epochs))
+    lines = "".join(json.dumps(epoch(number, 0.5)) + "\n" for number in range(epochs + 1))
     (folder / "log.jsonl").write_text(lines + '{"epoch": 99, "tr', encoding="utf-8")
     return folder

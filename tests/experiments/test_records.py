@@ -49,9 +49,11 @@ def test_an_unfinished_cell_is_named_with_its_whole_epochs(tmp_path):
     write_cell(tmp_path)
     write_unfinished(tmp_path, arm="n-3", seed=4, epochs=3)
     (tmp_path / "figure6" / "small" / "n-3" / "seed-5").mkdir()
+    write_unfinished(tmp_path, arm="n-3", seed=6, epochs=0)
     assert find([tmp_path]).unfinished == (
         Unfinished("figure6", "small", "n-3", 4, epochs=3),
         Unfinished("figure6", "small", "n-3", 5, epochs=0),
+        Unfinished("figure6", "small", "n-3", 6, epochs=0),
     )
 
 

@@ -119,7 +119,19 @@ def test_a_model_of_nans_translates_to_nothing():
     assert [each.tokens for each in search(model, source, mask)] == [[], []]
 
 
-def test_a_beam_of_nothing_is_refused():
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beam": 0}, r"beam must be a whole number ≥ 1 \(1 is greedy\); got 0"),
+        ({"limits": 9}, r"limits must be a tensor of shape \(1,\); got 9"),
+        ({"limits": torch.tensor([3, 3])}, r"limits must be a tensor of shape \(1,\); got \(2,\)"),
+        ({"limits": torch.tensor([41])}, r"limits must be from 1 to 40, the longest target of the model; got \[41\]"),
+        ({"limits": torch.tensor([0])}, "limits must be from 1 to 40"),
+        ({"end": 11}, r"end must be a token below 11 that is not in never; got 11"),
+        ({"end": BEGIN}, "end must be a token below 11 that is not in never; got 1"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(changes, message):
     model, (source, mask) = translator(), batch((3,))
-    with pytest.raises(ValueError, match=r"beam must be a whole number ≥ 1 \(1 is greedy\); got 0"):
-        search(model, source, mask, beam=0)
+    with pytest.raises(ValueError, match=message):
+        search(model, source, mask, **changes)

@@ -69,6 +69,21 @@ def test_padding_never_shows(n_iters):
     assert torch.equal(model(tokens.masked_fill(~mask, 5), mask), logits)
 
 
+def test_a_text_without_tokens_is_finite_and_changes_no_other():
+    model, tokens = encoder(), torch.randint(23, (2, 5))
+    logits = model(tokens, torch.tensor([[True] * 5, [False] * 5]))
+    torch.testing.assert_close(logits[1], model.head.bias)
+    torch.testing.assert_close(logits[:1], model(tokens[:1]), **EXACT)
+    logits.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 0), (2, 3, 4)])
+def test_tokens_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"tokens must have the shape \(batch, n\) with n ≥ 1; got \("):
+        encoder()(torch.zeros(shape, dtype=torch.long))
+
+
 def test_only_learned_positions_are_parameters():
     assert "positions" in dict(encoder(positions="learned").named_parameters())
     fixed = encoder()

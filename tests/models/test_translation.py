@@ -114,6 +114,8 @@ def test_only_the_encoder_is_converted():
     assert torch.equal(transformer(*inputs), before)
     names = [entry.name for entry in report.entries if entry.adapter is not None]
     assert names == [f"encoder.layers.{layer}.attention" for layer in (0, 1)]
+    assert str(report).count("[CausalAttention] unchanged: causal: ") == 2
+    assert str(report).count("[CrossAttention] unchanged: cross-attention of a decoder: ") == 2
     sinkformers.to_sinkformer(transformer, n_iters=5)
     assert torch.equal(transformer(*inputs), sinkformer(*inputs))
     assert not torch.allclose(transformer(*inputs), before)

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from sinkformers.experiments.inference.trained import TrainedCell
 
 AT_A_TIME = 32  # lines of a file
-UNKNOWN_PIECES = (
-    "sinkformers: most words of a text are unknown to this model, which was trained on text that was tokenised, put "
-    "into lower case and cut into pieces before; give it text prepared by the same script."
-)
 
 
 def predict(
@@ -37,7 +33,8 @@ def predict(
         ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="Texts, one a line, instead of INPUT.")
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Texts, one a line, instead of INPUT; - is standard input."),
     ] = None,
     draw: Annotated[
         bool | None,
@@ -114,18 +111,21 @@ def _texts(cell: TrainedCell, inputs: list[str], file: Path | None, layer: str |
     if inputs and file is not None:
         refuse("give texts as INPUT or with --file, not both.")
     answer = Judge(cell) if isinstance(cell.config, TextConfig) else Translate(cell)
+    file = None if str(file) == "-" else file
+    streams = not inputs and file is None
     lines = _arguments(inputs) or (_lines(sys.stdin.buffer, "standard input") if file is None else _file(file))
     shown: list[Shown] = []
-    waiting, at_a_time = iter(lines), AT_A_TIME if inputs or file is not None else 1
-    warned = False
+    waiting, at_a_time = iter(lines), 1 if streams else AT_A_TIME
+    doubts: set[str] = set()
     while some := list(islice(waiting, at_a_time)):
-        if not warned and isinstance(answer, Translate) and not answer.knows(some):
-            warned = True
-            print(UNKNOWN_PIECES, file=sys.stderr)
+        for doubt in answer.doubts(some):
+            if doubt not in doubts:  # once is enough
+                print(f"sinkformers: {doubt}", file=sys.stderr)
+            doubts.add(doubt)
         answers = iter(answer([line for line in some if line.strip()]) if any(line.strip() for line in some) else [])
         for line in some:  # an empty line has an empty answer, so that lines stay in step
             found = next(answers) if line.strip() else ""
-            print(found, flush=True)
+            _say(found)
             if draw and found:
                 shown.append(_drawn(answer, line, found, layer))
     return shown
@@ -149,6 +149,15 @@ def _file(file: Path) -> Iterator[str]:
         refuse(f"--file: {file} cannot be read ({error.strerror or error}); name a file that is there.")
     with opened:
         yield from _lines(opened, str(file))
+
+
+def _say(found: str) -> None:
+    try:
+        print(found, flush=True)
+    except BrokenPipeError:  # nobody reads on
+        raise
+    except OSError as error:
+        refuse(f"cannot write the answers: {error.strerror or error}.")
 
 
 def _arguments(texts: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How the command says no: one sentence on stderr and exit code 2, never a traceback."""
+"""How the command says no: one sentence on stderr and an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import NoReturn
 
 import typer
 
+STOPPED = 130  # what a shell gives for an interrupt
 
-def refuse(reason: str) -> NoReturn:
+
+def refuse(reason: str, code: int = 2) -> NoReturn:
     """End the command because of something its user can change; `reason` says what, and how."""
     print(f"sinkformers: {reason}", file=sys.stderr)
-    raise typer.Exit(code=2)
+    raise typer.Exit(code=code)
 
 
 def need(who: str, libraries: tuple[str, ...], extra: str) -> None:

@@ -71,15 +71,16 @@ def _print(summary: Summary) -> None:
 
     # A pipe has no edge to fold lines at.
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
-    where = f"{summary.artefact.title}, {summary.preset}"
+    about = f": {summary.scale.about}" if summary.scale else ""
+    typer.echo(f"{summary.artefact.title}, {summary.preset}{about}")
     printed = {
         f"test {summary.spoken_metric}": tables.results(summary),
         "all runs": tables.runs(summary),
         "time and attention": tables.costs(summary),
     }
-    for about, table in printed.items():
+    for title, table in printed.items():
         if table.rows and len(table.headings) > 1:
-            console.print(tables.terminal(table, f"{where}: {about}"))
+            console.print(tables.terminal(table, title))
     for sentence in filter(None, (words.finding(summary), words.trend(summary), *words.notes(summary))):
         typer.echo(sentence)
     typer.echo()

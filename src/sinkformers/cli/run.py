@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sinkformers.cli.refusal import need, refuse
+from sinkformers.cli.refusal import STOPPED, need, refuse
 
 if TYPE_CHECKING:
     from sinkformers.experiments.artefact import Artefact, Cell, Preset
@@ -66,7 +66,7 @@ def _refusing() -> Iterator[None]:
     except (ExperimentError, DataError) as error:
         refuse(str(error))
     except KeyboardInterrupt:
-        refuse("stopped. The same command goes on where it was.")
+        refuse("stopped. The same command goes on where it was.", STOPPED)
 
 
 def _select(

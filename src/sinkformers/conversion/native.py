@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import CONVERT, POOLING, Adapter, Place
+from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place
 from sinkformers.conversion.attend import WARNED, WATCHER, attend
 from sinkformers.conversion.settings import Settings, UnderSettings
 from sinkformers.modules import MAB, PMA, OffsetAttention, SelfAttention
-from sinkformers.modules.heads import Heads
+from sinkformers.modules.heads import Heads, SoftMaxOnly
 
 
 class SinkhornHeads(UnderSettings, Heads):
@@ -57,6 +57,8 @@ def _kind(module: nn.Module) -> type[Heads] | None:
 
 
 def _recognise(place: Place) -> str | None:
+    if isinstance(place.module, SoftMaxOnly):
+        return {"causal": CAUSAL, "cross": CROSS}[place.module.kind]
     if _kind(place.module) is None:
         return None
     return POOLING if isinstance(place.parent, PMA) and place.parent.stays_softmax else CONVERT

@@ -39,7 +39,10 @@ def load_imdb(folder: Path) -> TextSet:
     `imdb/aclImdb_v1.tar.gz`, or in the folder `imdb/aclImdb`. Line breaks stay what they are there, `<br />`."""
     source = find_data_set("imdb").files[0].locate(folder)
     if source is None:
-        raise DataError(f"imdb: there is neither an archive nor aclImdb in {folder / 'imdb'}; {BY_HAND}.")
+        raise DataError(
+            f"imdb: there is neither an archive nor aclImdb in {folder / 'imdb'}; {BY_HAND}, or name "
+            "the folder above imdb with --data."
+        )
     reviews = sorted(_scanned(source) if source.is_dir() else _unpacked(source))
     for part in ("train", "test"):
         for label, name in enumerate(CLASSES):
@@ -50,6 +53,15 @@ def load_imdb(folder: Path) -> TextSet:
                     f"different, where IMDb has {EACH:,}; {BY_HAND}."
                 )
     return TextSet(_part(reviews, "train"), _part(reviews, "test"), CLASSES, "imdb")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse an unpacked `aclImdb` that lacks reviews; none of them is read."""
+    for part in ("train", "test"):
+        for name in CLASSES:
+            count = sum(1 for file in (folder / part / name).glob("*.txt") if NAME.fullmatch(file.as_posix()))
+            if count != EACH:
+                raise DataError(f"{folder} holds {count:,} reviews in {part}/{name}, where IMDb has {EACH:,}")
 
 
 def _part(reviews: list[Review], part: str) -> Texts:

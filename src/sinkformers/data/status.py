@@ -68,6 +68,11 @@ def _contents(entry: DataSet, folder: Path, found: dict[DataFile, Path]) -> str:
             counts = [sum(photograph.label == label for photograph in photographs) for label in range(len(CLASSES))]
         return " and ".join(f"{count:,} {name}s" for count, name in zip(counts, CLASSES, strict=True))
     places = set(found.values())
+    if entry.name == "imdb":
+        for place in filter(Path.is_dir, places):
+            from sinkformers.data.imdb import check_folder  # with torch, which nothing else here needs
+
+            check_folder(place)
     return f"{len(places)} files" if len(places) > 1 else places.pop().name
 
 

@@ -25,6 +25,11 @@ class ExperimentError(Exception):
     """Something its user can change; the message says what, and how."""
 
 
+def anew(folder: Path) -> str:
+    """What helps where the model of a finished cell cannot be used."""
+    return f"If no other copy is there, delete the folder {folder} and run the cell again."
+
+
 @dataclass(frozen=True)
 class Arm:
     """One side of a comparison. `settings` always holds `n_iters`: 1 is the Transformer."""

@@ -1,6 +1,6 @@
 """The paper's models, each a Transformer at `n_iters=1`."""
 
-from sinkformers.models.beam import beam_search
+from sinkformers.models.beam import Hypothesis, beam_search
 from sinkformers.models.point_cloud_transformer import PointCloudTransformer
 from sinkformers.models.set_transformer import SetTransformer
 from sinkformers.models.text_encoder import TextEncoder
@@ -8,6 +8,7 @@ from sinkformers.models.translation import TranslationTransformer
 from sinkformers.models.vit import ViT
 
 __all__ = [
+    "Hypothesis",
     "PointCloudTransformer",
     "SetTransformer",
     "TextEncoder",

@@ -38,16 +38,30 @@ def beam_search(
     penalty: float = 1.0,
     never: tuple[int, ...] = (),
 ) -> list[Hypothesis]:
-    """The best translation of each source (batch, n) that was found.
+    """The best translation of each source (batch, n) that was found; `mask` (batch, n) is True at its tokens.
 
     A score is the sum of log-probabilities, that of `end` included, divided by (number of tokens)^`penalty`. A sentence
-    is done when `beam` hypotheses have ended, each of them among its `beam` likeliest at that time; after `limits`
-    (batch,) tokens, `end` being one, all end; none ends before its first word unless it must. With `beam=1` it is
-    greedy. Sentences do not see each other: what else is in the batch
-    changes nothing. Tokens in `never` are not written.
+    is done when `beam` hypotheses have ended, each of them among its `beam` likeliest at that time. With `beam=1` it is
+    greedy. Sentences do not see each other: what else is in the batch changes nothing. Dropout is left as it is: ask
+    `model.eval()`.
+
+    Args:
+        begin, end: the tokens that a target begins and ends with.
+        limits: (batch,), the most tokens that each translation may have, `end` being one of them; none ends before its
+            first word unless it must.
+        never: tokens that are not written.
+
+    Examples:
+        >>> import torch
+        >>> from sinkformers.models import TranslationTransformer, beam_search
+        >>> sizes = {"length": 20, "dim": 16, "depth": 2, "heads": 4, "hidden": 32}
+        >>> model = TranslationTransformer(source_vocabulary=50, target_vocabulary=40, **sizes).eval()
+        >>> source, mask = torch.randint(50, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
+        >>> found = beam_search(model, source, mask, begin=1, end=2, limits=torch.tensor([9, 9, 12]), never=(0, 1))
+        >>> [len(hypothesis.tokens) < 12 for hypothesis in found]
+        [True, True, True]
     """
-    if beam < 1:
-        raise ValueError(f"beam_search: beam must be a whole number ≥ 1 (1 is greedy); got {beam}.")
+    _check(model, source, end, limits, beam, never)
     batch, device = len(source), source.device
     state = model.begin(source, mask).select(torch.arange(batch, device=device).repeat_interleave(beam))
     scores = torch.full((batch, beam), -torch.inf, device=device, dtype=model.positions.dtype)
@@ -60,6 +74,23 @@ def beam_search(
         beams = _step(model, beams, found, limits, end, penalty, never)
     nothing = Hypothesis(-math.inf, [])  # of a model that gives no number
     return [max(each, key=lambda hypothesis: hypothesis.score, default=nothing) for each in found]
+
+
+def _check(
+    model: TranslationTransformer, source: Tensor, end: int, limits: Tensor, beam: int, never: tuple[int, ...]
+) -> None:
+    longest, words = len(model.positions), model.target.num_embeddings
+    if beam < 1:
+        raise ValueError(f"beam_search: beam must be a whole number ≥ 1 (1 is greedy); got {beam}.")
+    if not isinstance(limits, Tensor) or limits.shape != source.shape[:1]:
+        got = tuple(limits.shape) if isinstance(limits, Tensor) else limits
+        raise ValueError(f"beam_search: limits must be a tensor of shape {tuple(source.shape[:1])}; got {got}.")
+    if limits.numel() and not 1 <= int(limits.min()) <= int(limits.max()) <= longest:
+        raise ValueError(
+            f"beam_search: limits must be from 1 to {longest}, the longest target of the model; got {limits.tolist()}."
+        )
+    if not 0 <= end < words or end in never:
+        raise ValueError(f"beam_search: end must be a token below {words} that is not in never; got {end}, {never}.")
 
 
 def _step(

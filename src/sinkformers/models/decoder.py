@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.models.encoder import FeedForward, Norm, Residual, check_norm
+from sinkformers.modules.heads import SoftMaxOnly
 
 
 class KeysValues(NamedTuple):
@@ -26,8 +27,10 @@ class KeysValues(NamedTuple):
         return KeysValues(self.keys[rows], self.values[rows])
 
 
-class CausalAttention(nn.Module):
+class CausalAttention(SoftMaxOnly):
     """SoftMax self-attention in which no token sees a later one."""
+
+    kind = "causal"
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -44,8 +47,10 @@ class CausalAttention(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2)), known
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(SoftMaxOnly):
     """SoftMax attention of target tokens to the tokens of a source."""
+
+    kind = "cross"
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()

@@ -66,8 +66,12 @@ class TextEncoder(nn.Module):
         self.head = nn.Linear(dim, classes)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at the tokens of the text, of which each text has at least one."""
+        """`mask` (batch, n) is True at the tokens of the text. Of a text without any the encoder says 0."""
         longest = len(self.positions)
+        if tokens.dim() != 2 or not tokens.shape[1]:
+            raise ValueError(
+                f"TextEncoder: tokens must have the shape (batch, n) with n ≥ 1; got {tuple(tokens.shape)}."
+            )
         if tokens.shape[-1] > longest:
             raise ValueError(
                 f"TextEncoder: texts may have {longest} tokens; got {tokens.shape[-1]}. Cut them, or build with length."
@@ -77,4 +81,7 @@ class TextEncoder(nn.Module):
 
     def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The maximum of each feature over the tokens of a text: (batch, n, dim) to (batch, dim)."""
-        return (x if mask is None else x.masked_fill(~mask[..., None], -torch.inf)).amax(-2)
+        if mask is None:
+            return x.amax(-2)
+        most = x.masked_fill(~mask[..., None], -torch.inf).amax(-2)
+        return most.masked_fill(~mask.any(-1, keepdim=True), 0.0)

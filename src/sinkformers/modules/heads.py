@@ -1,5 +1,7 @@
 """What our attention modules share: `Heads`, which conversion puts its own settings into, and how tokens are split."""
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from sinkformers.attention import sinkhorn_attention
@@ -43,6 +45,13 @@ class Heads(nn.Module):
             query_mask=query_mask,
             key_mask=key_mask,
         )
+
+
+class SoftMaxOnly(nn.Module):
+    """Attention that must stay SoftMax, because a column sum would run over later positions of a sequence that is
+    being written: that of its own positions, `"causal"`, or that to a source, `"cross"`."""
+
+    kind: Literal["causal", "cross"]
 
 
 def head_width(caller: str, dim: int, num_heads: int, head_dim: int | None) -> int:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from sinkformers.experiments.reporting.html import Picture, data_uri, file_name, render
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = "predictions.html.jinja"
-LONGEST_NAME = 40
+LONGEST_NAME, LONGEST_TITLE = 40, 160
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def write(title: str, shown: Sequence[Shown], out: Path) -> Path:
             warnings.filterwarnings("ignore", "Glyph")  # a text may hold signs that the font has no picture of
             save(each.figure, file)
         alt = f"Figure: {each.caption}"
-        sections.append({"name": each.name, "table": each.table, "picture": Picture(each.caption, alt, data_uri(file))})
+        name = shorten(each.name, LONGEST_TITLE, placeholder=" …")
+        sections.append({"name": name, "table": each.table, "picture": Picture(each.caption, alt, data_uri(file))})
     page = out / "index.html"
     page.write_text(render(TEMPLATE, title=title, sections=sections), encoding="utf-8")
     return page

@@ -69,7 +69,7 @@ def sentence(attention: Attention) -> Figure:
     from matplotlib.figure import Figure
 
     n = len(attention.tokens)
-    side = min(11.0, 2.5 + 0.26 * n)
+    side = min(11.0, max(5.0, 2.5 + 0.26 * n))
     figure = Figure(figsize=(side, side + 1.0), facecolor="white", layout="constrained")
     above, matrix = figure.subplots(2, 1, height_ratios=(1, 5), sharex=True)
     above.bar(range(n), attention.weights.sum(0).numpy(), color=SINKHORN[0])
@@ -77,7 +77,8 @@ def sentence(attention: Attention) -> Figure:
     above.set_ylabel("column sum", color=INK)
     above.spines[["top", "right"]].set_visible(False)
     above.tick_params(labelbottom=False)
-    matrix.imshow(attention.weights.numpy(), cmap="Purples", aspect="auto", vmin=0.0)
+    drawn = matrix.imshow(attention.weights.numpy(), cmap="Purples", aspect="auto", vmin=0.0)
+    figure.colorbar(drawn, ax=[above, matrix], shrink=0.5, aspect=30).set_label("weight", color=INK)
     if n <= MOST_LABELS:
         labels = [plain(token) for token in attention.tokens]
         matrix.set_xticks(range(n), labels, rotation=90, fontsize=8)

@@ -17,6 +17,10 @@ from sinkformers.experiments.texts import TextConfig, TextReader
 from sinkformers.experiments.translation import TranslationConfig, Translator
 from sinkformers.experiments.vocabulary import END, UNKNOWN, Vocabulary
 
+PIECES = (
+    "most words of a text are unknown to this model, which was trained on text that was tokenised, put into lower case "
+    "and cut into pieces before; give it text prepared by the same script."
+)
 MARKS = {END: "(end)", UNKNOWN: "(unknown)"}
 
 
@@ -46,6 +50,12 @@ class Judge:
         likely, which = self.model(*on(self.model, tokens, mask)).softmax(-1).max(-1)
         return [f"{self.names[k]}\t{p:.3f}" for k, p in zip(which.tolist(), likely.tolist(), strict=True)]
 
+    def doubts(self, lines: Sequence[str]) -> list[str]:
+        """What a reader of the answers should know."""
+        longest = self.reader.config.length
+        whole = self.reader.vocabulary.encode(lines)
+        return [f"the first {longest} tokens of a text are read, and some have more."] * _any_longer(whole, longest)
+
     def attention(self, line: str, layer: str | None = None) -> Attention:
         encoded = self.reader.encode([line])
         tokens, mask = encoded.padded(torch.arange(1))
@@ -66,11 +76,13 @@ class Translate:
     def __call__(self, lines: Sequence[str]) -> list[str]:
         return self.translator.translate(self.model, *self._padded(lines))
 
-    def knows(self, lines: Sequence[str]) -> bool:
-        """Whether most of what they are made of is in the vocabulary. One learned from plain text knows every text; one
-        of files that were cut into pieces knows nothing else."""
-        numbers = [number for line in self.translator.source.encode(lines) for number in line]
-        return 2 * numbers.count(UNKNOWN) <= len(numbers)
+    def doubts(self, lines: Sequence[str]) -> list[str]:
+        """What a reader of the answers should know."""
+        longest, sources = self.translator.config.length, self.translator.source.encode(lines)
+        doubts = [f"the last {longest} tokens of a text are read, and some have more."] * _any_longer(sources, longest)
+        numbers = [number for source in sources for number in source]
+        # A vocabulary learned from plain text knows every text; one of files cut into pieces knows nothing else.
+        return doubts + [PIECES] * (2 * numbers.count(UNKNOWN) > len(numbers))
 
     @torch.no_grad()
     def attention(self, line: str, layer: str | None = None) -> Attention:
@@ -81,6 +93,10 @@ class Translate:
 
     def _padded(self, lines: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.translator.fitting(self.translator.sources(lines)).padded(torch.arange(len(lines)))
+
+
+def _any_longer(texts: Sequence[Sequence[int]], longest: int) -> bool:
+    return any(len(text) > longest for text in texts)
 
 
 @torch.no_grad()

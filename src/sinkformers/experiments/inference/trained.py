@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from sinkformers.experiments import catalogue
-from sinkformers.experiments.artefact import METRICS, MODEL, ExperimentError
+from sinkformers.experiments.artefact import METRICS, MODEL, ExperimentError, anew
 from sinkformers.experiments.reporting import records
 from sinkformers.experiments.workbench import checkpoint
 
@@ -32,13 +32,15 @@ class TrainedCell:
 
     def file(self, name: str, read: Callable[[str], T]) -> T:
         """What `read` makes of the text of a file that the cell keeps."""
+        path = self.folder / name
+        if not path.exists():
+            raise ExperimentError(f"{path} is missing, and the model cannot be used without it. {anew(self.folder)}")
         try:
-            return read((self.folder / name).read_text(encoding="utf-8"))
+            return read(path.read_text(encoding="utf-8"))
         # What damaged text makes tokenizers raise is a bare Exception.
         except Exception as error:
             raise ExperimentError(
-                f"{self.folder / name} cannot be read ({error}), and the model cannot be used without it. "
-                "Train the cell again."
+                f"{path} cannot be read ({error}), and the model cannot be used without it. {anew(self.folder)}"
             ) from error
 
     def classes(self) -> list[str]:
@@ -46,7 +48,7 @@ class TrainedCell:
 
     def filled(self, model: nn.Module) -> nn.Module:
         """The model with the cell's weights, ready to be asked."""
-        weights, _ = checkpoint.read(self.folder / MODEL)
+        weights, state = checkpoint.read(self.folder / MODEL, anew(self.folder))
         expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if expected != found:
@@ -54,6 +56,12 @@ class TrainedCell:
             raise ExperimentError(
                 f"{self.folder / MODEL} belongs to another model: {odd} is {found.get(odd, 'missing')} there and "
                 f"{expected.get(odd, 'missing')} by {METRICS}. Put back the file that was trained with it."
+            )
+        there, here = (of.get("settings", {}).get("n_iters") for of in (state, self.metrics))
+        if there not in (None, here):
+            raise ExperimentError(
+                f"{self.folder / MODEL} was trained with n_iters {there}, and {METRICS} is of n_iters {here}. Put back "
+                "the file that was trained with it."
             )
         model.load_state_dict(weights)
         return model.eval()

@@ -74,7 +74,7 @@ def count_epochs(axes: Axes) -> None:
     """There is no epoch 2.5."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
 
 
 def in_units(axis: Axis, metric: str) -> None:

@@ -23,7 +23,7 @@ NAMES = ("artefact", "preset", "arm", "metric")
 
 @dataclass(frozen=True, order=True)
 class Unfinished:
-    """A cell without `metrics.json`: `epochs` of it are in its log."""
+    """A cell without `metrics.json`: so many `epochs` are done, says its log."""
 
     artefact: str
     preset: str
@@ -128,8 +128,8 @@ def _cells(folders: Iterable[Path]) -> list[Path]:
 def _unfinished(folder: Path) -> Unfinished:
     artefact, preset, arm, seed = ("", "", "", *folder.resolve().parts)[-4:]
     log = folder / LOG
-    # A line that is being written has no end yet.
-    epochs = log.read_bytes().count(b"\n") if log.exists() else 0
+    # A line that is being written has no end yet, and the first is of before training.
+    epochs = max(0, log.read_bytes().count(b"\n") - 1) if log.exists() else 0
     return Unfinished(artefact, preset, arm, int(seed.removeprefix("seed-")), epochs)
 
 

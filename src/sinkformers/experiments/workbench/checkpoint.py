@@ -21,6 +21,8 @@ from torch.optim import Optimizer
 
 from sinkformers.experiments.artefact import ExperimentError
 
+FROM_THE_START = "Delete it to train this cell from the start; nothing else was touched."
+
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Replace the checkpoint at `path`; if that fails, the old one stays."""
@@ -46,8 +48,10 @@ def replace(path: Path, content: bytes) -> None:
         ) from None
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state as they were written; refuses a file that is not whole."""
+def read(path: Path, remedy: str = FROM_THE_START) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state as they were written; refuses a file that is not whole, and names the remedy."""
+    if not path.exists():
+        raise ExperimentError(f"{path} is missing. {remedy}")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
@@ -55,10 +59,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if state.pop("checksum") != _checksum(tensors):
             raise ValueError("its checksum does not match")
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise ExperimentError(
-            f"the checkpoint {path} is damaged ({error}). Delete it to train this cell from the start; "
-            "nothing else was touched."
-        ) from None
+        raise ExperimentError(f"{path} is damaged ({error}). {remedy}") from None
     return tensors, state
 
 

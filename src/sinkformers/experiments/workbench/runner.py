@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from sinkformers.data import heard_by
-from sinkformers.experiments.artefact import LOG, METRICS, MODEL, RUN, Artefact, Cell, ExperimentError, Preset
+from sinkformers.experiments.artefact import LOG, METRICS, MODEL, RUN, Artefact, Cell, ExperimentError, Preset, anew
 from sinkformers.experiments.workbench import checkpoint, training
 from sinkformers.experiments.workbench.cells import Claim, claim
 from sinkformers.experiments.workbench.display import Display
@@ -78,6 +78,8 @@ def _train(
 ) -> None:
     assert artefact.task is not None
     folder = out / cell.folder
+    if preset.data:
+        display.say(f"{cell.name}: reading {preset.data}.")
     with heard_by(display.loading):
         task = artefact.task(preset, cell.arm, cell.seed, data)
     display.begin(cell.name, task.recipe.epochs)
@@ -94,9 +96,11 @@ def _train(
             take_over(cell, folder, twin, out)
             display.say(f"{cell.name}: taken over from {twin.relative_to(out)}, which is the same training.")
         return
+    if (folder / training.CHECKPOINT).exists():
+        display.say(f"{cell.name}: goes on where it was stopped.")
     for left in (*folder.glob("*.partial"), *folder.glob("draft-*")):  # by a process that was killed while writing
         left.unlink(missing_ok=True)
-    start = None if cell.before is None else checkpoint.read(out / cell.before / MODEL)[0]
+    start = None if cell.before is None else checkpoint.read(out / cell.before / MODEL, anew(out / cell.before))[0]
     log = _Log(folder, accelerator.is_main_process)
 
     def epoch(record: dict[str, Any], seconds: float) -> None:
