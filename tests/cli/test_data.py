@@ -69,8 +69,10 @@ def test_status_verifies_on_request(tmp_path):
     path.parent.mkdir()
     with path.open("wb") as sparse:
         sparse.truncate(file.size)
-    assert "\nimdb          complete " in invoke("status", "--data", tmp_path).output
+    result = invoke("status", "--data", tmp_path)
+    assert (result.exit_code, "\nimdb          complete " in result.output) == (0, True)
     result = invoke("status", "--data", tmp_path, "--verify")
+    assert result.exit_code == 1
     assert f"\nimdb          corrupt     {file.name} has the wrong checksum\n" in result.output
 
 

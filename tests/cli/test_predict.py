@@ -177,6 +177,15 @@ def test_a_model_of_pieces_says_once_that_it_knows_no_plain_text(tmp_path):
     assert Translate(open_cell(folder)).attention("ein Hund").tokens == ["ein", "(unknown)", "(end)"]
 
 
+def test_the_name_of_a_file_is_a_text_too_and_a_hint(tmp_path):
+    folder, _ = write_untrained(tmp_path, "figure4", "n-3")
+    file = tmp_path / "reviews.txt"
+    file.write_text("fine\n")
+    result = invoke(folder, str(file), "a\0b", "fine" * 999)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 3)
+    assert "reviews.txt is taken for a text; the lines of a file are read by --file." in result.stderr
+
+
 def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
     shapes, _ = write_untrained(tmp_path / "a", "table1-set", "n-3")
     texts, _ = write_untrained(tmp_path / "a", "figure4", "n-1")
@@ -201,9 +210,12 @@ def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
         ([texts, "a", "--file", latin], "give texts as INPUT or with --file, not both."),
         ([texts, "a", "na\udcefve"], "INPUT 2 is not UTF-8; convert it"),
         ([texts, "a", "--point", 1], "--point is for shapes; leave it out."),
+        ([texts, "a", "--layer", "x"], "--layer is for pictures; add --draw."),
         ([texts, "a", "--draw", "--layer", "x"], "there is no layer 'x' to watch. These there are: encoder.layers.0"),
     ):
-        assert sentence in refused(invoke(*arguments)), arguments
+        result = invoke(*arguments)
+        assert sentence in refused(result), arguments
+        assert not result.stdout or "--file" in arguments  # lines before a bad one are answered
 
 
 def test_weights_of_another_model_are_refused(shape, tmp_path):

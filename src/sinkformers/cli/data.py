@@ -32,7 +32,7 @@ def status(
     data: Folder = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare checksums too, not only sizes.")] = False,
 ) -> None:
-    """List the data sets: embedded, complete, incomplete, absent or corrupt."""
+    """List the data sets: embedded, complete, incomplete, absent or corrupt; with code 1 where one is corrupt."""
     from sinkformers.data import CATALOGUE, DataError, data_folder, status_of
 
     try:
@@ -43,6 +43,8 @@ def status(
     typer.echo(f"In {folder}\n")
     for name, state, detail in rows:
         typer.echo(f"{name:<{max(map(len, CATALOGUE))}}  {state:<10}  {detail}".rstrip())
+    if any(row.state == "corrupt" for row in rows):
+        raise typer.Exit(code=1)
 
 
 @app.command()

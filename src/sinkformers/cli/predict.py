@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sinkformers.experiments.inference.trained import TrainedCell
 
 AT_A_TIME = 32  # lines of a file
+LONGEST_PATH = 256
 
 
 def predict(
@@ -110,7 +111,11 @@ def _texts(cell: TrainedCell, inputs: list[str], file: Path | None, layer: str |
 
     if inputs and file is not None:
         refuse("give texts as INPUT or with --file, not both.")
+    if layer is not None and not draw:
+        refuse("--layer is for pictures; add --draw.")
     answer = Judge(cell) if isinstance(cell.config, TextConfig) else Translate(cell)
+    if layer is not None:
+        answer.attention("a", layer)  # a layer that is not there is refused before anything is answered
     file = None if str(file) == "-" else file
     streams = not inputs and file is None
     lines = _arguments(inputs) or (_lines(sys.stdin.buffer, "standard input") if file is None else _file(file))
@@ -166,6 +171,8 @@ def _arguments(texts: list[str]) -> list[str]:
             text.encode("utf-8")
         except UnicodeEncodeError:
             refuse(f"INPUT {number} is not UTF-8; convert it, for example with iconv.")
+        if len(text) < LONGEST_PATH and Path(text).is_file():
+            print(f"sinkformers: {text} is taken for a text; the lines of a file are read by --file.", file=sys.stderr)
     return texts
 
 
