@@ -1,7 +1,7 @@
 """`sinkformers predict`: answers are the model's own, attention is what it computes, bad input ends in a sentence."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sinkformers import watch_attention
 from sinkformers.cli.app import app
 from sinkformers.data import load_opinions, on_unit_sphere
-from sinkformers.experiments import catalogue
+from sinkformers.experiments import catalogue, figure4
 from sinkformers.experiments.artefact import anew
 from sinkformers.experiments.augmentation import standardised
 from sinkformers.experiments.inference.clouds import CloudClassifier
@@ -21,6 +21,8 @@ from sinkformers.experiments.inference.trained import open_cell
 from sinkformers.experiments.vocabulary import END, Vocabulary
 from sinkformers.experiments.workbench import checkpoint
 
+SMOKE = figure4.FIGURE4.presets["smoke"]
+AUTHORS = replace(SMOKE, config=replace(SMOKE.config, authors=True))
 SHAPES = ("bowl", "chair", "lamp", "vase", "tent")
 
 
@@ -181,8 +183,8 @@ def test_the_name_of_a_file_is_a_text_too_and_a_hint(tmp_path):
     folder, _ = write_untrained(tmp_path, "figure4", "n-3")
     file = tmp_path / "reviews.txt"
     file.write_text("fine\n")
-    result = invoke(folder, str(file), "a\0b", "fine" * 999)
-    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 3)
+    result = invoke(folder, str(file), "a\0b", "fine" * 999, "ä" * 200)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
     assert "reviews.txt is taken for a text; the lines of a file are read by --file." in result.stderr
 
 
@@ -243,6 +245,35 @@ def test_weights_of_another_arm_and_missing_weights_are_refused(tmp_path):
     assert invoke(folder, "a").exit_code == 0
     (folder / "model.safetensors").unlink()
     assert f"model.safetensors is missing. {anew(folder)}" in refused(invoke(folder, "a"))
+
+
+def test_tokens_are_counted_as_they_are_read(tmp_path):
+    reviews, _ = write_untrained(tmp_path, "figure4", "n-3")
+    read = Judge(open_cell(reviews)).reader
+    breaks = "<br />" * 20
+    assert len(read.vocabulary.encode([breaks])[0]) > read.config.length > int(read.encode([breaks]).lengths)
+    assert invoke(reviews, breaks).stderr == ""
+    sentences, _ = write_untrained(tmp_path, "table2", "continued-n-3")
+    spell = Translate(open_cell(sentences)).translator.source.encode
+    text = next(each for n in range(200) if len(spell([each := "x" * n])[0]) == 64)  # and its end is one more
+    assert "the last 64 tokens" in invoke(sentences, text).stderr
+    assert invoke(sentences, text[1:]).stderr == ""
+
+
+def test_a_model_of_the_authors_is_drawn_and_stays_what_it_is(tmp_path):
+    task = figure4.task(AUTHORS, AUTHORS.arms[1], 0, None)
+    folder, _ = write_untrained(tmp_path, "figure4", "n-3")
+    checkpoint.write(folder / "model.safetensors", task.model().state_dict(), {})
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics["config"]["authors"] = True
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    judge = Judge(open_cell(folder))
+    before = judge(["a fine film", "dull"])
+    seen = judge.attention("a fine film")
+    assert seen.weights.shape == (len(seen.tokens), len(seen.tokens))
+    assert_close(seen.weights.sum(1), torch.ones(len(seen.tokens)))
+    assert judge(["a fine film", "dull"]) == before
+    assert invoke(folder, "a fine film", "--draw", "--out", tmp_path / "out").exit_code == 0
 
 
 @pytest.mark.parametrize(("artefact", "part"), [("figure4", "first 32"), ("table2", "last 64")])

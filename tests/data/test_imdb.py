@@ -115,4 +115,7 @@ def test_status_counts_the_reviews_of_a_folder(tmp_path):
     assert status_of(entry, tmp_path).state == "complete"
     (source / "test" / "pos" / "2_10.txt").unlink()
     status = status_of(entry, tmp_path)
-    assert (status.state, status.detail) == ("corrupt", f"{source} holds 2 reviews in test/pos, where IMDb has 3")
+    with pytest.raises(DataError) as refused:
+        load_imdb(tmp_path)
+    assert (status.state, status.detail) == ("corrupt", str(refused.value))
+    assert status.detail.startswith(f"{source} holds 2 reviews in test/pos, ")

@@ -105,6 +105,8 @@ def test_all_texts_are_as_long_and_the_maximum_sees_their_padding(made):
     torch.testing.assert_close(model(longer, torch.arange(n + 5)[None] < n), answer)
     model.positions[0] += 3.0
     assert not torch.allclose(model(tokens), answer)
+    with pytest.raises(ValueError, match=r"texts may have 32 tokens; got 33"):
+        model(torch.zeros(1, 33, dtype=torch.long))
 
 
 def test_batches_are_drawn_whatever_the_lengths(made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from sinkformers.experiments.inference.trained import TrainedCell
 
 AT_A_TIME = 32  # lines of a file
-LONGEST_PATH = 256
 
 
 def predict(
@@ -171,7 +171,7 @@ def _arguments(texts: list[str]) -> list[str]:
             text.encode("utf-8")
         except UnicodeEncodeError:
             refuse(f"INPUT {number} is not UTF-8; convert it, for example with iconv.")
-        if len(text) < LONGEST_PATH and Path(text).is_file():
+        if os.path.isfile(text):  # unlike Path.is_file, it bears texts that no path can be
             print(f"sinkformers: {text} is taken for a text; the lines of a file are read by --file.", file=sys.stderr)
     return texts
 

@@ -44,24 +44,24 @@ def load_imdb(folder: Path) -> TextSet:
             "the folder above imdb with --data."
         )
     reviews = sorted(_scanned(source) if source.is_dir() else _unpacked(source))
-    for part in ("train", "test"):
-        for label, name in enumerate(CLASSES):
-            numbers = [review.number for review in reviews if review[:2] == (part, label)]
-            if len(numbers) != EACH or len(set(numbers)) != EACH:
-                raise DataError(
-                    f"{source} holds {len(numbers):,} reviews in {part}/{name}, {len(set(numbers)):,} of them "
-                    f"different, where IMDb has {EACH:,}; {BY_HAND}."
-                )
+    _check_counts(source, [(review.part, review.label, review.number) for review in reviews])
     return TextSet(_part(reviews, "train"), _part(reviews, "test"), CLASSES, "imdb")
 
 
 def check_folder(folder: Path) -> None:
     """Refuse an unpacked `aclImdb` that lacks reviews; none of them is read."""
+    _check_counts(folder, [_place(found) for _, found in _named(folder)])
+
+
+def _check_counts(source: Path, places: list[tuple[str, int, int]]) -> None:
     for part in ("train", "test"):
-        for name in CLASSES:
-            count = sum(1 for file in (folder / part / name).glob("*.txt") if NAME.fullmatch(file.as_posix()))
-            if count != EACH:
-                raise DataError(f"{folder} holds {count:,} reviews in {part}/{name}, where IMDb has {EACH:,}")
+        for label, name in enumerate(CLASSES):
+            numbers = [place[2] for place in places if place[:2] == (part, label)]
+            if len(numbers) != EACH or len(set(numbers)) != EACH:
+                raise DataError(
+                    f"{source} holds {len(numbers):,} reviews in {part}/{name}, {len(set(numbers)):,} of them "
+                    f"different, where IMDb has {EACH:,}; {BY_HAND}."
+                )
 
 
 def _part(reviews: list[Review], part: str) -> Texts:
@@ -87,12 +87,23 @@ def _unpacked(archive: Path) -> Iterator[Review]:
 
 def _scanned(folder: Path) -> Iterator[Review]:
     try:
-        for file in folder.glob("t*/*/*.txt"):
-            if found := NAME.fullmatch(file.as_posix()):
-                with file.open("rb") as content:
-                    yield _review(found, content.read(LARGEST + 1), str(file))
+        for file, found in _named(folder):
+            with file.open("rb") as content:
+                yield _review(found, content.read(LARGEST + 1), str(file))
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror or error}); make it readable.") from error
+
+
+def _named(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    """The files of an unpacked archive that are named as reviews are."""
+    for file in folder.glob("t*/*/*.txt"):
+        if found := NAME.fullmatch(file.as_posix()):
+            yield file, found
+
+
+def _place(found: re.Match[str]) -> tuple[str, int, int]:
+    """Part, label and number, by the name of a file."""
+    return found[1], CLASSES.index(found[2]), int(found[3])
 
 
 def _review(found: re.Match[str], content: bytes, where: str) -> Review:
@@ -102,4 +113,4 @@ def _review(found: re.Match[str], content: bytes, where: str) -> Review:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8; {BY_HAND}.") from error
-    return Review(found[1], CLASSES.index(found[2]), int(found[3]), text)
+    return Review(*_place(found), text)

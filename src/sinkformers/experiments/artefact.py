@@ -89,6 +89,11 @@ class Record:
     run: Mapping[str, Any]
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it went on with the trained model of another cell."""
+        return bool(self.metrics.get("after"))
+
+    @property
     def final(self) -> Mapping[str, Any]:
         """The last epoch."""
         return self.metrics["epochs"][-1]

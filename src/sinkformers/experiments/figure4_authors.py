@@ -72,12 +72,12 @@ class PaddedEncoder(TextEncoder):
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
-        table = self._buffers.pop("positions")
-        assert table is not None
-        self.length, dim = table.shape
-        self.register_buffer("positions", torch.randn(self.length + 1, dim))  # kept: noise cannot be made again
+        del self.positions
+        noise = torch.randn(self.length + 1, self.embed.embedding_dim)
+        self.register_buffer("positions", noise)  # with the weights: it cannot be made again
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self._check(tokens)
         more = (0, self.length - tokens.shape[-1])
         mask = F.pad(torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask, more)
         places = torch.arange(1, self.length + 1, device=tokens.device).where(mask, 0)

@@ -65,9 +65,12 @@ class TextReader:
     def learned(cls, texts: Sequence[str], config: TextConfig) -> TextReader:
         return cls(Vocabulary.learned(_normalised(texts, config), config.vocabulary), config)
 
+    def whole(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers before they are cut."""
+        return self.vocabulary.encode(_normalised(texts, self.config))
+
     def encode(self, texts: Sequence[str]) -> Ragged:
-        numbers = self.vocabulary.encode(_normalised(texts, self.config))
-        return Ragged([each[: self.config.length] for each in numbers])
+        return Ragged([each[: self.config.length] for each in self.whole(texts)])
 
 
 def _normalised(texts: Sequence[str], config: TextConfig) -> list[str]:

@@ -42,8 +42,8 @@ def beam_search(
 
     A score is the sum of log-probabilities, that of `end` included, divided by (number of tokens)^`penalty`. A sentence
     is done when `beam` hypotheses have ended, each of them among its `beam` likeliest at that time. With `beam=1` it is
-    greedy. Sentences do not see each other: what else is in the batch changes nothing. Dropout is left as it is: ask
-    `model.eval()`.
+    greedy. Sentences do not see each other: what else is in the batch changes nothing. Dropout is left as it is: call
+    `model.eval()` before.
 
     Args:
         begin, end: the tokens that a target begins and ends with.

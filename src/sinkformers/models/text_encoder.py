@@ -52,7 +52,7 @@ class TextEncoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.embed = nn.Embedding(vocabulary, dim)
+        self.length, self.embed = length, nn.Embedding(vocabulary, dim)
         if positions == "learned":
             self.positions = nn.Parameter(torch.randn(length, dim))
         elif positions == "sinusoidal":
@@ -67,17 +67,20 @@ class TextEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """`mask` (batch, n) is True at the tokens of the text. Of a text without any the encoder says 0."""
-        longest = len(self.positions)
+        self._check(tokens)
+        x = self.dropout(self.embed(tokens) + self.positions[: tokens.shape[-1]])
+        return self.head(self.pool(self.encoder(x, mask), mask))
+
+    def _check(self, tokens: Tensor) -> None:
         if tokens.dim() != 2 or not tokens.shape[1]:
             raise ValueError(
                 f"TextEncoder: tokens must have the shape (batch, n) with n ≥ 1; got {tuple(tokens.shape)}."
             )
-        if tokens.shape[-1] > longest:
+        if tokens.shape[1] > self.length:
             raise ValueError(
-                f"TextEncoder: texts may have {longest} tokens; got {tokens.shape[-1]}. Cut them, or build with length."
+                f"TextEncoder: texts may have {self.length} tokens; got {tokens.shape[1]}. Cut them, or build with "
+                "length."
             )
-        x = self.dropout(self.embed(tokens) + self.positions[: tokens.shape[-1]])
-        return self.head(self.pool(self.encoder(x, mask), mask))
 
     def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The maximum of each feature over the tokens of a text: (batch, n, dim) to (batch, dim)."""

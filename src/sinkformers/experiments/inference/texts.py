@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from sinkformers.experiments.texts import TextConfig, TextReader
 from sinkformers.experiments.translation import TranslationConfig, Translator
 from sinkformers.experiments.vocabulary import END, UNKNOWN, Vocabulary
 
+M = TypeVar("M", bound=nn.Module)
 PIECES = (
     "most words of a text are unknown to this model, which was trained on text that was tokenised, put into lower case "
     "and cut into pieces before; give it text prepared by the same script."
@@ -53,14 +56,14 @@ class Judge:
     def doubts(self, lines: Sequence[str]) -> list[str]:
         """What a reader of the answers should know."""
         longest = self.reader.config.length
-        whole = self.reader.vocabulary.encode(lines)
-        return [f"the first {longest} tokens of a text are read, and some have more."] * _any_longer(whole, longest)
+        cut = any(len(text) > longest for text in self.reader.whole(lines))
+        return [f"the first {longest} tokens of a text are read, and some have more."] * cut
 
     def attention(self, line: str, layer: str | None = None) -> Attention:
         encoded = self.reader.encode([line])
         tokens, mask = encoded.padded(torch.arange(1))
         spelt = [self.reader.vocabulary.decode([number]) for number in tokens[0].tolist()]
-        return _watched(self.model, lambda: self.model(*on(self.model, tokens, mask)), spelt, layer)
+        return _watched(self.model, lambda model: model(*on(model, tokens, mask)), spelt, layer)
 
 
 class Translate:
@@ -78,9 +81,10 @@ class Translate:
 
     def doubts(self, lines: Sequence[str]) -> list[str]:
         """What a reader of the answers should know."""
-        longest, sources = self.translator.config.length, self.translator.source.encode(lines)
-        doubts = [f"the last {longest} tokens of a text are read, and some have more."] * _any_longer(sources, longest)
-        numbers = [number for source in sources for number in source]
+        longest, sources = self.translator.config.length, self.translator.sources(lines)
+        cut = any(len(source) > longest for source in sources)
+        doubts = [f"the last {longest} tokens of a text are read, and some have more."] * cut
+        numbers = [number for source in sources for number in source if number != END]
         # A vocabulary learned from plain text knows every text; one of files cut into pieces knows nothing else.
         return doubts + [PIECES] * (2 * numbers.count(UNKNOWN) > len(numbers))
 
@@ -89,24 +93,23 @@ class Translate:
         """The attention of the encoder."""
         tokens, mask = self._padded([line])
         spelt = [MARKS.get(number) or self.translator.source.decode([number]) for number in tokens[0].tolist()]
-        return _watched(self.model, lambda: self.model.begin(*on(self.model, tokens, mask)), spelt, layer)
+        return _watched(self.model, lambda model: model.begin(*on(model, tokens, mask)), spelt, layer)
 
     def _padded(self, lines: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.translator.fitting(self.translator.sources(lines)).padded(torch.arange(len(lines)))
 
 
-def _any_longer(texts: Sequence[Sequence[int]], longest: int) -> bool:
-    return any(len(text) > longest for text in texts)
-
-
 @torch.no_grad()
-def _watched(model: nn.Module, run: Callable[[], object], spelt: list[str], layer: str | None) -> Attention:
+def _watched(model: M, run: Callable[[M], object], spelt: list[str], layer: str | None) -> Attention:
+    """What the tokens `spelt` pay each other while a copy of `model` runs: watching gives attention its own class."""
+    model = copy.deepcopy(model)
     with watch_attention(model, keep_weights=True) as watch:
-        run()
+        run(model)
     seen = {name: each.calls[0].weights for name, each in watch.items() if each.calls}
     if layer is not None and layer not in seen:
         raise ExperimentError(f"there is no layer {layer!r} to watch. These there are: {', '.join(seen)}.")
     name = layer or list(seen)[-1]
     weights = seen[name]
     assert weights is not None
-    return Attention(name, spelt, weights[0].mean(0).cpu())
+    n = len(spelt)  # a model may pad beyond its text
+    return Attention(name, spelt, weights[0, :, :n, :n].mean(0).cpu())

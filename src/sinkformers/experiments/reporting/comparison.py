@@ -26,7 +26,7 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
     """All runs, sorted into comparisons; settings in ascending order, n_iters too, what goes on with another's
     model at the end."""
     found: dict[str, Comparison] = {}
-    for record in sorted(records, key=lambda record: (order(record.metrics), record.metrics["seed"])):
+    for record in sorted(records, key=lambda record: (order(record), record.metrics["seed"])):
         settings = record.metrics["settings"]
         equal = found.setdefault(key(settings), Comparison(others(settings), {}))
         assert isinstance(equal.sides, dict)
@@ -44,11 +44,11 @@ def key(settings: Mapping[str, Any]) -> str:
     return json.dumps(others(settings), sort_keys=True)
 
 
-def order(metrics: Mapping[str, Any]) -> tuple[bool, list[Any], int]:
+def order(record: Record) -> tuple[bool, list[Any], int]:
     """Sorts arms by settings: numbers as numbers and before words, n_iters last, an arm with a further setting after
     its like. Arms that go on with another's model come after all that do not."""
-    settings = metrics["settings"]
-    return bool(metrics.get("after")), [rank(value) for value in others(settings).values()], settings["n_iters"]
+    settings = record.metrics["settings"]
+    return record.goes_on, [rank(value) for value in others(settings).values()], settings["n_iters"]
 
 
 def rank(value: Any) -> tuple[bool, float, str]:

@@ -62,7 +62,7 @@ def learning(records: Sequence[Record]) -> Figure:
             count_epochs(axes)
             in_units(axes.yaxis, name)
             panel = axes, _learned(together, _reader(split, name))
-            scales.setdefault((name, any(map(_goes_on, together))), []).append(panel)
+            scales.setdefault((name, any(run.goes_on for run in together)), []).append(panel)
     for axes in rows[-1]:
         axes.set_xlabel("epoch", fontsize=10, color=INK)
     for panels in scales.values():
@@ -164,11 +164,7 @@ def _points(run: Record, read: Read) -> tuple[list[int], list[float]]:
 def _learned(runs: Iterable[Record], read: Read) -> list[float]:
     """Numbers of trained models: from epoch 1 on, and of epoch 0 where a run goes on with another's model."""
     points = [(run, epoch, each) for run in runs for epoch, each in zip(*_points(run, read), strict=True)]
-    return [each for run, epoch, each in points if (epoch or _goes_on(run)) and math.isfinite(each)]
-
-
-def _goes_on(run: Record) -> bool:
-    return bool(run.metrics.get("after"))
+    return [each for run, epoch, each in points if (epoch or run.goes_on) and math.isfinite(each)]
 
 
 def _measured(records: Iterable[Record], read: Read) -> bool:

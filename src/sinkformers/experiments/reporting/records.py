@@ -111,7 +111,7 @@ def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _order(record: Record) -> tuple[Any, ...]:
     artefact, preset, arm, seed = cell(record)
-    return artefact, preset, order(record.metrics), arm, seed
+    return artefact, preset, order(record), arm, seed
 
 
 def _cells(folders: Iterable[Path]) -> list[Path]:

@@ -95,7 +95,7 @@ def row(arm: str, runs: Sequence[Record], metric: str) -> Row:
 def _at_the_start(run: Record) -> Mapping[str, Any]:
     """What a run that goes on with another's model measured before it trained; a model that is only drawn measures
     nothing of interest."""
-    return run.metrics["epochs"][0].get("test") or {} if run.metrics.get("after") else {}
+    return run.metrics["epochs"][0].get("test") or {} if run.goes_on else {}
 
 
 def seconds_per_epoch(runs: Iterable[Record]) -> float | None:
