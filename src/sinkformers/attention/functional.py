@@ -112,7 +112,7 @@ def sinkhorn_attention(
     if chosen == "reference":
         return _reference_attention(query, key, value, masks, by_head, seed, n_iters, scale, cost == "l2", dropout_p)
     settings = (n_iters, scale, cost == "l2", dropout_p, gradient == "implicit", chosen)
-    return attend(query, key, value, *masks, by_head, seed, *settings)[0]
+    return attend(query, key, value, *masks, by_head, seed, *settings)[0].to(query.dtype)
 
 
 def attention_with_weights(
