@@ -52,8 +52,10 @@ def is_one_way(mask: Tensor, queries: Tensor | None = None, keys: Tensor | None 
     A mask is read once, and again when it was changed in place. Where values cannot be read the answer is no: while a
     graph is traced or captured, inside `torch.func`, and for tensors without values.
     """
+    if not _can_be_read(mask) or mask.dim() < 2 or mask.numel() == 0:
+        return False
     n, m = mask.shape[-2:]
-    if not _can_be_read(mask) or n != m or n == 1 or 0 in mask.stride()[-2:] or mask.numel() == 0:
+    if n != m or n == 1 or 0 in mask.stride()[-2:]:
         return False
     once = mask.detach()[tuple(slice(1) if stride == 0 else slice(None) for stride in mask.stride())]
     # Removing tokens keeps what is symmetric so: this holds whatever the padding is.
