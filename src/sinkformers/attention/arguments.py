@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.attention.participants import Masks
 from sinkformers.core import checks
 from sinkformers.core.registration import autocasts
@@ -105,6 +106,16 @@ def refuse_causal(caller: str) -> NoReturn:
         "leaks and degenerates: a key's column sum runs over later queries, so earlier outputs would see the future, "
         "and the only doubly stochastic triangular matrix is the identity. A causal definition is to come."
     )
+
+
+def check_order(
+    attn_mask: Tensor | None, masks: Masks, n_iters: int, tau: float | Tensor, allow_one_way_mask: bool
+) -> None:
+    """Refuse a mask that orders the tokens, unless the weights are SoftMax; a tensor `tau` is not read."""
+    if allow_one_way_mask or n_iters == 1 or (not isinstance(tau, Tensor) and tau == 0):
+        return
+    remedy = "Take n_iters=1 or tau=0, which is SoftMax, or pass allow_one_way_mask=True if that is meant."
+    refuse_one_way(CALLER, attn_mask, masks.queries, masks.keys, remedy=remedy)
 
 
 def triangle(query: Tensor, key: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from sinkformers.attention.arguments import (
     check_causal,
     check_implicit,
     check_masks,
+    check_order,
     check_scale,
     check_tokens,
     check_triton,
@@ -44,6 +45,7 @@ def sinkhorn_attention(
     key_mask: Tensor | None = None,
     gradient: str = "unrolled",
     backend: str = "auto",
+    allow_one_way_mask: bool = False,
 ) -> Tensor:
     """Attention whose weights are normalised by Sinkhorn's algorithm instead of SoftMax.
 
@@ -65,6 +67,9 @@ def sinkhorn_attention(
         gradient: `"unrolled"`, the exact gradient of the steps taken, or `"implicit"`, that of the limit at the weights
             reached (odd `n_iters` ≥ 3).
         backend: `auto`, `torch`, or `reference`, which can be differentiated twice.
+        allow_one_way_mask: accept a square `attn_mask` that orders the tokens, as a triangle does. Without it such a
+            mask is refused unless the weights are SoftMax (`n_iters=1` or the number `tau=0`): column sums run over all
+            queries, so outputs would depend on tokens that the mask hides (docs/attention.md).
 
     Returns:
         (…, n, e) in the dtype of the query. Queries out of the game give zeros.
@@ -97,6 +102,7 @@ def sinkhorn_attention(
         check_causal(attn_mask, n_iters == 1 or softmax)
     scale = check_scale(scale, query)
     masks = check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
+    check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
     if is_causal and n < m:  # the keys after the last query are seen by none
         key, value, m = key[..., :n, :], value[..., :n, :], n
         masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
@@ -127,10 +133,12 @@ def attention_with_weights(
     tau: float | Tensor = 1.0,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
+    allow_one_way_mask: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`sinkhorn_attention` for those who want to see the weights (…, n, m): output and weights, after dropout."""
     query, key, value = check_tokens(query, key, value, False)
     masks = check_masks(attn_mask, query_mask, key_mask, torch.Size((*query.shape[:-1], key.shape[-2])))
+    check_order(attn_mask, masks, n_iters, tau, allow_one_way_mask)
     scale = check_scale(scale, query)
     dtype = working_dtype(query.dtype)
     with without_autocast(query.device):

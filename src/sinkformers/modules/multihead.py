@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
 from sinkformers.attention.arguments import refuse_causal
+from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.core import checks
 
 CALLER = "MultiheadAttention"
@@ -21,6 +22,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             add_zero_attn, kdim, vdim, batch_first, device, dtype.
         n_iters, tau: as in `sinkhorn`; `n_iters=1` is `nn.MultiheadAttention`, except at padded queries. A `tau` that
             is an `nn.Parameter` is one more entry of the state_dict, and `tau` is its key.
+        allow_one_way_mask: accept an `attn_mask` that orders the tokens, as in `sinkhorn_attention`; then `is_causal`,
+            torch's hint that it does, is accepted too.
 
     Boolean masks mean *ignore*, as in torch's module and unlike in `sinkhorn_attention`. A `key_padding_mask` takes the
     padded keys out; where `query is key` it takes the padded queries out as well, since their rows would otherwise stay
@@ -37,11 +40,22 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     tau: float | Tensor
+    allow_one_way_mask: bool = False
+    _one_way_caller = CALLER
+    _one_way_remedy = "Take n_iters=1 or tau=0, which is SoftMax, or build the module with allow_one_way_mask=True."
 
-    def __init__(self, *args: Any, n_iters: int = 3, tau: float | Tensor = 1.0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        n_iters: int = 3,
+        tau: float | Tensor = 1.0,
+        allow_one_way_mask: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.n_iters = checks.iterations(CALLER, n_iters)
         self.tau = checks.setting(CALLER, tau)
+        self.allow_one_way_mask = allow_one_way_mask
 
     # nn.TransformerEncoderLayer reads this attribute to decide whether its fused SoftMax kernel may take the weights
     # and run without calling the module; the answer is no. Only torch's own initialisation needs the truth.
@@ -74,7 +88,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Attend; see `nn.MultiheadAttention.forward` for shapes. `query_padding_mask` is boolean (batch, n)."""
         if is_causal and attn_mask is None:
             raise ValueError(f"{CALLER}: is_causal is a hint that attn_mask is causal; got no attn_mask. Pass both.")
-        if is_causal and self.n_iters != 1 and not (isinstance(self.tau, float) and self.tau == 0):
+        any_mask = self.allow_one_way_mask or self.n_iters == 1 or (isinstance(self.tau, float) and self.tau == 0)
+        if is_causal and not any_mask:
             refuse_causal(CALLER)
         ignored = _ignored(key_padding_mask)
         if query_padding_mask is None and query is key:
@@ -83,9 +98,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         query, key, value = self._arrange(query, key, value, ignored, query_padding_mask, batched)
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         k, v, extra = self._extend(k, v)
-        mask = _merge_masks(attn_mask, key_padding_mask, q, extra, batched)
-        keys = None if ignored is None else F.pad(~_as_batch(ignored, batched), (0, extra), value=True)
+        attn_mask = _by_head(attn_mask, q)
+        keys = None if ignored is None else ~_as_batch(ignored, batched)
         queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
+        if not any_mask and attn_mask is not None and attn_mask.shape[-2:] == (q.shape[-2], k.shape[-2] - extra):
+            # The user's own mask, which is known when it comes again; what is made of it below is not.
+            tokens = (side if side is None else side[:, None] for side in (queries, keys))
+            refuse_one_way(self._one_way_caller, attn_mask, *tokens, remedy=self._one_way_remedy, hides=True)
+        mask = _merge_masks(attn_mask, key_padding_mask, extra, batched)
+        keys = None if keys is None else F.pad(keys, (0, extra), value=True)
         out, weights = self._attend(q, k, v, mask, queries, keys, need_weights)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
@@ -106,6 +127,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Output and, where asked for, weights, of heads (batch, heads, n, d), in SDPA's conventions."""
         options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": queries, "key_mask": keys}
+        options["allow_one_way_mask"] = True  # `forward` has refused what is not allowed
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             return attention_with_weights(query, key, value, mask, dropout, **options)
@@ -198,26 +220,29 @@ def _as_batch(padding: Tensor, batched: bool) -> Tensor:
     return padding if batched else padding[None]
 
 
-def _merge_masks(
-    attn_mask: Tensor | None, key_padding: Tensor | None, query: Tensor, extra: int, batched: bool
-) -> Tensor | None:
+def _by_head(attn_mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask (n, m), or (batch, heads, n, m) where there is one per head."""
+    if attn_mask is None:
+        return None
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        raise TypeError(f"{CALLER}: attn_mask must be boolean (True to ignore) or float; got {attn_mask.dtype}.")
+    if attn_mask.dim() == 2:
+        return attn_mask
+    if attn_mask.dim() != 3:
+        raise ValueError(f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}.")
+    batch, heads = query.shape[:2]
+    if attn_mask.shape[0] != batch * heads:
+        raise ValueError(
+            f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
+            f"got {tuple(attn_mask.shape)}."
+        )
+    return attn_mask.unflatten(0, (batch, heads))
+
+
+def _merge_masks(attn_mask: Tensor | None, key_padding: Tensor | None, extra: int, batched: bool) -> Tensor | None:
     """What torch's module adds to the scores, in SDPA's conventions: boolean with True to attend, or a float bias."""
     merged = None
     if attn_mask is not None:
-        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-            raise TypeError(f"{CALLER}: attn_mask must be boolean (True to ignore) or float; got {attn_mask.dtype}.")
-        batch, heads = query.shape[:2]
-        if attn_mask.dim() == 3:
-            if attn_mask.shape[0] != batch * heads:
-                raise ValueError(
-                    f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
-                    f"got {tuple(attn_mask.shape)}."
-                )
-            attn_mask = attn_mask.unflatten(0, (batch, heads))
-        elif attn_mask.dim() != 2:
-            raise ValueError(
-                f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}."
-            )
         allowed = attn_mask.dtype == torch.bool
         merged = F.pad(~attn_mask if allowed else attn_mask, (0, extra), value=True if allowed else 0.0)
     if key_padding is None or key_padding.dtype == torch.bool:
