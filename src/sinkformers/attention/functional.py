@@ -106,13 +106,15 @@ def sinkhorn_attention(
     if is_causal and n < m:  # the keys after the last query are seen by none
         key, value, m = key[..., :n, :], value[..., :n, :], n
         masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
+    if 0 in (*heads_lead, n, m, value.shape[-1]):
+        return _nothing(*spread(query, key, value, enable_gqa), masks.bias, relaxation)
+    if query.shape[-1] == 0:  # a feature that is zero gives the same scores
+        query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
     if softmax and backend == "auto":
         return softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
     if is_causal:
         masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
     query, key, value = spread(query, key, value, enable_gqa)
-    if n == 0 or m == 0:
-        return ((query @ key.mT).softmax(-1) @ value) * (1 - dropout_p)
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
     by_head = relaxation_tensor(relaxation, query)
     if chosen == "reference":
@@ -148,6 +150,13 @@ def attention_with_weights(
         weights = F.dropout(sinkhorn(problem.scores, n_iters=n_iters, tau=tau), dropout_p)
         out = silence(weights @ silence(value.to(dtype), who.keys), who.queries)
     return out.to(query.dtype), weights.to(query.dtype)
+
+
+def _nothing(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:
+    """Zeros (…, n, e), where there are no keys, or no output at all: an empty sum is 0. All gradients are zeros."""
+    inputs = (each for each in (query, key, value, bias, tau) if isinstance(each, Tensor))
+    zero = sum(each.reshape(-1)[:0].sum() for each in inputs)
+    return query.new_zeros(*query.shape[:-1], value.shape[-1]) + zero
 
 
 def _reference_attention(

@@ -9,7 +9,7 @@ from torch import Tensor
 from sinkformers.core import checks
 from sinkformers.core.limit_operators import limit, tolerance_floor
 from sinkformers.core.registration import readable
-from sinkformers.core.sinkhorn import check_problem, relaxation_tensor
+from sinkformers.core.sinkhorn import check_problem, empty_weights, relaxation_tensor
 
 
 class ConvergenceWarning(UserWarning):
@@ -99,7 +99,8 @@ def sinkhorn_limit(
         info = LimitInfo(
             scores.new_zeros(lead), scores.new_ones(lead, dtype=torch.int64), scores.new_ones(lead, dtype=torch.bool)
         )
-        return (scores.softmax(-1), info) if return_info else scores.softmax(-1)
+        weights = empty_weights(scores, by_matrix)
+        return (weights, info) if return_info else weights
     weights, _, residual, iterations, converged = limit(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters)
     weights, info = weights.to(scores.dtype), LimitInfo(residual.detach(), iterations, converged)
     if return_info:

@@ -60,7 +60,9 @@ def sinkhorn(
     relaxation = checks.relaxation(caller, tau, scores.shape[:-2])
     chosen = backends.choose(caller, backend, scores.device)
     is_softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
-    if scores.numel() == 0 or (is_softmax and backend == "auto"):
+    if scores.numel() == 0:
+        return empty_weights(scores, relaxation)
+    if is_softmax and backend == "auto":
         return _softmax(scores, mask, row_mass, col_mass)
     if chosen == "triton" and (max(scores.shape[-2:]) > 64 or row_mass is not None or col_mass is not None):
         raise NotImplementedError(
@@ -104,9 +106,13 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     return tensor.reshape((1,) * (rank - tensor.dim()) + tuple(tensor.shape))
 
 
+def empty_weights(scores: Tensor, tau: float | Tensor | None) -> Tensor:
+    """The weights of scores without entries; a tensor `tau` has the gradient zero, not none."""
+    weights = scores.softmax(-1)
+    return weights + tau.reshape(-1)[:0].sum().to(weights) if isinstance(tau, Tensor) else weights
+
+
 def _softmax(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None) -> Tensor:
-    if scores.numel() == 0:
-        return scores.softmax(-1)
     if mask is None and row_mass is None and col_mass is None:
         return softmax(scores)
     return softmax(pose(scores, mask, row_mass, col_mass).scores).to(scores.dtype)

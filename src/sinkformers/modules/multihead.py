@@ -1,6 +1,6 @@
 """`MultiheadAttention`: `nn.MultiheadAttention` with Sinkhorn where it has SoftMax."""
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
 from sinkformers.attention.arguments import refuse_causal
 from sinkformers.attention.one_way import refuse_one_way
+from sinkformers.attention.participants import Masks, combine, silence
 from sinkformers.core import checks
 
 CALLER = "MultiheadAttention"
@@ -95,18 +96,21 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query_padding_mask is None and query is key:
             query_padding_mask = ignored
         batched = self._check(query, key, value, key_padding_mask, query_padding_mask)
-        query, key, value = self._arrange(query, key, value, ignored, query_padding_mask, batched)
-        q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
-        k, v, extra = self._extend(k, v)
-        attn_mask = _by_head(attn_mask, q)
+        query, key, value = self._arrange(query, key, value, batched)
+        extra = (self.bias_k is not None) + bool(self.add_zero_attn)
+        lead, n, m = (query.shape[0], self.num_heads), query.shape[1], key.shape[1]
+        attn_mask = _by_head(attn_mask, lead)
         keys = None if ignored is None else ~_as_batch(ignored, batched)
         queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
-        if not any_mask and attn_mask is not None and attn_mask.shape[-2:] == (q.shape[-2], k.shape[-2] - extra):
+        if not any_mask and attn_mask is not None and attn_mask.shape[-2:] == (n, m):
             # The user's own mask, which is known when it comes again; what is made of it below is not.
             tokens = (side if side is None else side[:, None] for side in (queries, keys))
             refuse_one_way(self._one_way_caller, attn_mask, *tokens, remedy=self._one_way_remedy, hides=True)
         mask = _merge_masks(attn_mask, key_padding_mask, extra, batched)
         keys = None if keys is None else F.pad(keys, (0, extra), value=True)
+        query, key, value = _zero_masked(query, key, value, mask, queries, keys, torch.Size((*lead, n, m + extra)))
+        q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
+        k, v = self._extend(k, v)
         out, weights = self._attend(q, k, v, mask, queries, keys, need_weights)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
@@ -162,24 +166,15 @@ class MultiheadAttention(nn.MultiheadAttention):
                 )
         return batched
 
-    def _arrange(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_ignored: Tensor | None,
-        query_ignored: Tensor | None,
-        batched: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Batch axis first, and padding set to zero, so that NaN there stays out of the projections' gradients."""
-        arranged = self._arrange_one(query, query_ignored, batched)
-        same = query is key and query_ignored is key_ignored
-        new_key = arranged if same else self._arrange_one(key, key_ignored, batched)
-        return arranged, new_key, new_key if value is key else self._arrange_one(value, key_ignored, batched)
+    def _arrange(self, query: Tensor, key: Tensor, value: Tensor, batched: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Batch axis first; what was one tensor stays one."""
 
-    def _arrange_one(self, x: Tensor, ignored: Tensor | None, batched: bool) -> Tensor:
-        x = x[None] if not batched else x if self.batch_first else x.transpose(0, 1)
-        return x if ignored is None else x.masked_fill(_as_batch(ignored, batched)[..., None], 0.0)
+        def first(x: Tensor) -> Tensor:
+            return x[None] if not batched else x if self.batch_first else x.transpose(0, 1)
+
+        new_query = first(query)
+        new_key = new_query if key is query else first(key)
+        return new_query, new_key, new_query if value is query else new_key if value is key else first(value)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
@@ -194,17 +189,22 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
-    def _extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int]:
-        """The extra keys of `add_bias_kv` and `add_zero_attn`, and how many they are."""
-        extra = 0
+    def _extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with the extra ones of `add_bias_kv` and `add_zero_attn`."""
         if self.bias_k is not None and self.bias_v is not None:
             more = (self._split_heads(b.expand(key.shape[0], 1, -1)) for b in (self.bias_k, self.bias_v))
             key, value = (torch.cat(pair, 2) for pair in zip((key, value), more, strict=True))
-            extra += 1
         if self.add_zero_attn:
             key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
-            extra += 1
-        return key, value, extra
+        return key, value
+
+
+@overload
+def _ignored(padding: Tensor) -> Tensor: ...
+
+
+@overload
+def _ignored(padding: None) -> None: ...
 
 
 def _ignored(padding: Tensor | None) -> Tensor | None:
@@ -220,7 +220,7 @@ def _as_batch(padding: Tensor, batched: bool) -> Tensor:
     return padding if batched else padding[None]
 
 
-def _by_head(attn_mask: Tensor | None, query: Tensor) -> Tensor | None:
+def _by_head(attn_mask: Tensor | None, lead: tuple[int, int]) -> Tensor | None:
     """A mask (n, m), or (batch, heads, n, m) where there is one per head."""
     if attn_mask is None:
         return None
@@ -230,7 +230,7 @@ def _by_head(attn_mask: Tensor | None, query: Tensor) -> Tensor | None:
         return attn_mask
     if attn_mask.dim() != 3:
         raise ValueError(f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}.")
-    batch, heads = query.shape[:2]
+    batch, heads = lead
     if attn_mask.shape[0] != batch * heads:
         raise ValueError(
             f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
@@ -251,3 +251,28 @@ def _merge_masks(attn_mask: Tensor | None, key_padding: Tensor | None, extra: in
     if merged is None:
         return bias
     return bias.masked_fill(~merged, -torch.inf) if merged.dtype == torch.bool else merged + bias
+
+
+def _zero_masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    queries: Tensor | None,
+    keys: Tensor | None,
+    shape: torch.Size,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (batch, n, dim) that are masked in every head set to zero, so that NaN there does not reach the
+    gradients of the projections. A tensor that serves as query and key is masked where it is so as both."""
+    if mask is not None:
+        checks.broadcasts(CALLER, "attn_mask", mask, shape, "(…, n, m)")
+        allowed = mask if mask.dtype == torch.bool else ~_ignored(mask)
+        combined = combine(Masks(None, allowed, *(side if side is None else side[:, None] for side in (queries, keys))))
+        # (…, n) and (…, m), to which a mask per head gave a head axis
+        queries, keys = (side if side is None or side.dim() < 3 else side.any(1) for side in combined[2:])
+    keys = None if keys is None else keys[..., : key.shape[1]]
+    if query is key or query is value:
+        queries = None if queries is None or keys is None else queries | keys
+    new_query = silence(query, queries)
+    new_key = new_query if key is query else silence(key, keys)
+    return new_query, new_key, new_query if value is query else new_key if value is key else silence(value, keys)
