@@ -92,6 +92,7 @@ class EquilibriumAttention(nn.Module):
         `ConvergenceWarning`.
         """
         checks.tensor(CALLER, "z", z, min_dim=2)
+        checks.one_device(CALLER, "z", z, mask=mask)
         if mask is not None:
             checks.mask(CALLER, "mask", mask, z.shape[:-1], "the tokens")
         pull, eps = (

@@ -83,7 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         query, key, value = self._arrange(query, key, value, ignored, query_padding_mask, batched)
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         k, v, extra = self._extend(k, v)
-        mask = _merge_masks(attn_mask, key_padding_mask, q, extra, batched)
+        mask = _merge_masks(attn_mask, key_padding_mask, q, k.shape[-2] - extra, extra, batched)
         keys = None if ignored is None else F.pad(~_as_batch(ignored, batched), (0, extra), value=True)
         queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
         out, weights = self._attend(q, k, v, mask, queries, keys, need_weights)
@@ -115,8 +115,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None
     ) -> bool:
         """Refuse shapes that do not fit; tell whether there is a batch axis."""
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise ValueError(f"{CALLER}: nested tensors are not supported. Pad them and pass key_padding_mask.")
+        for name, tokens in (("query", query), ("key", key), ("value", value)):
+            checks.dense(CALLER, name, tokens)
+        masks = {"key_padding_mask": key_padding, "query_padding_mask": query_padding}
+        checks.one_device(CALLER, "query", query, key=key, value=value, **masks)
         shapes = f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(f"{CALLER}: query, key and value must all have 3 axes, or 2 without a batch; {shapes}")
@@ -199,25 +201,29 @@ def _as_batch(padding: Tensor, batched: bool) -> Tensor:
 
 
 def _merge_masks(
-    attn_mask: Tensor | None, key_padding: Tensor | None, query: Tensor, extra: int, batched: bool
+    attn_mask: Tensor | None, key_padding: Tensor | None, query: Tensor, m: int, extra: int, batched: bool
 ) -> Tensor | None:
     """What torch's module adds to the scores, in SDPA's conventions: boolean with True to attend, or a float bias."""
     merged = None
     if attn_mask is not None:
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise TypeError(f"{CALLER}: attn_mask must be boolean (True to ignore) or float; got {attn_mask.dtype}.")
-        batch, heads = query.shape[:2]
-        if attn_mask.dim() == 3:
-            if attn_mask.shape[0] != batch * heads:
-                raise ValueError(
-                    f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
-                    f"got {tuple(attn_mask.shape)}."
-                )
-            attn_mask = attn_mask.unflatten(0, (batch, heads))
-        elif attn_mask.dim() != 2:
+        checks.dense(CALLER, "attn_mask", attn_mask)
+        checks.one_device(CALLER, "query", query, attn_mask=attn_mask)
+        batch, heads, n = query.shape[:3]
+        if attn_mask.dim() not in (2, 3):
             raise ValueError(
                 f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}."
             )
+        if attn_mask.dim() == 3 and attn_mask.shape[0] != batch * heads:
+            raise ValueError(
+                f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
+                f"got {tuple(attn_mask.shape)}."
+            )
+        shape = torch.Size((batch * heads, n, m)[-attn_mask.dim() :])
+        checks.broadcasts(CALLER, "attn_mask", attn_mask, shape, "(n, m) or (batch·heads, n, m)")
+        if attn_mask.dim() == 3:
+            attn_mask = attn_mask.unflatten(0, (batch, heads))
         allowed = attn_mask.dtype == torch.bool
         merged = F.pad(~attn_mask if allowed else attn_mask, (0, extra), value=True if allowed else 0.0)
     if key_padding is None or key_padding.dtype == torch.bool:
