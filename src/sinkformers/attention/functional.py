@@ -86,10 +86,10 @@ def sinkhorn_attention(
         (torch.Size([2, 4, 10, 16]), 0.0)
     """
     query, key, value = check_tokens(query, key, value, enable_gqa)
-    heads_lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
+    n, m = query.shape[-2], key.shape[-2]
     n_iters = checks.iterations(CALLER, n_iters)
     checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
-    relaxation = checks.relaxation(CALLER, tau, heads_lead, zero=gradient == "unrolled")
+    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=gradient == "unrolled")
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
     chosen = backends.choose(CALLER, backend, query.device)
@@ -101,7 +101,7 @@ def sinkhorn_attention(
     if is_causal:
         check_causal(attn_mask, n_iters == 1 or softmax)
     scale = check_scale(scale, query)
-    masks = check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
+    masks = check_masks(attn_mask, query_mask, key_mask, query, m)
     check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
     if is_causal and n < m:  # the keys after the last query are seen by none
         key, value, m = key[..., :n, :], value[..., :n, :], n
@@ -139,7 +139,7 @@ def attention_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """`sinkhorn_attention` for those who want to see the weights (…, n, m): output and weights, after dropout."""
     query, key, value = check_tokens(query, key, value, False)
-    masks = check_masks(attn_mask, query_mask, key_mask, torch.Size((*query.shape[:-1], key.shape[-2])))
+    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
     check_order(attn_mask, masks, n_iters, tau, allow_one_way_mask)
     scale = check_scale(scale, query)
     dtype = working_dtype(query.dtype)

@@ -214,10 +214,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _backward(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if d_out is None:
         return (None,) * 15
-    saved, wants_bias = ctx.saved_tensors, ctx.needs_input_grad[3]
+    saved, wants_bias, wants_tau = ctx.saved_tensors, ctx.needs_input_grad[3], ctx.needs_input_grad[7]
     d_query, d_key, d_value, d_bias, d_tau = attend_backward(d_out, *saved, *ctx.settings, wants_bias)
     d_bias = d_bias if wants_bias else None
-    return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7]), *(None,) * 7
+    return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7], wants_tau), *(None,) * 7
 
 
 tracing.take_apart(attend_operator, _attend, backend=14)

@@ -91,6 +91,7 @@ class EquilibriumAttention(nn.Module):
         `ConvergenceWarning`.
         """
         checks.tensor(CALLER, "z", z, min_dim=2)
+        checks.one_device(CALLER, "z", z, mask=mask)
         anchors = zero_masked(CALLER, "mask", z, mask)
         pull, eps = (
             torch.as_tensor(_positive(name, value), dtype=z.dtype, device=z.device)

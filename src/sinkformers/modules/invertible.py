@@ -136,6 +136,7 @@ class InvertibleAttention(nn.Module):
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         checks.tensor(CALLER, "x", x, min_dim=2)
+        checks.one_device(CALLER, "x", x, mask=mask)
         if mask is not None:
             checks.mask(CALLER, "mask", mask, x.shape[:-1], "the tokens")
 

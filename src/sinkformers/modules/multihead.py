@@ -98,8 +98,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         batched = self._check(query, key, value, key_padding_mask, query_padding_mask)
         query, key, value = self._arrange(query, key, value, batched)
         extra = (self.bias_k is not None) + bool(self.add_zero_attn)
-        lead, n, m = (query.shape[0], self.num_heads), query.shape[1], key.shape[1]
-        attn_mask = _by_head(attn_mask, lead)
+        n, m = query.shape[1], key.shape[1]
+        attn_mask = _by_head(attn_mask, query, self.num_heads, m)
         keys = None if ignored is None else ~_as_batch(ignored, batched)
         queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
         if not any_mask and attn_mask is not None and attn_mask.shape[-2:] == (n, m):
@@ -108,7 +108,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             refuse_one_way(self._one_way_caller, attn_mask, *tokens, remedy=self._one_way_remedy, hides=True)
         mask = _merge_masks(attn_mask, key_padding_mask, extra, batched)
         keys = None if keys is None else F.pad(keys, (0, extra), value=True)
-        query, key, value = _zero_masked(query, key, value, mask, queries, keys, torch.Size((*lead, n, m + extra)))
+        query, key, value = _zero_masked(query, key, value, mask, queries, keys)
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         k, v = self._extend(k, v)
         out, weights = self._attend(q, k, v, mask, queries, keys, need_weights)
@@ -141,8 +141,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None
     ) -> bool:
         """Refuse shapes that do not fit; tell whether there is a batch axis."""
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise ValueError(f"{CALLER}: nested tensors are not supported. Pad them and pass key_padding_mask.")
+        for name, tokens in (("query", query), ("key", key), ("value", value)):
+            checks.dense(CALLER, name, tokens)
+        masks = {"key_padding_mask": key_padding, "query_padding_mask": query_padding}
+        checks.one_device(CALLER, "query", query, key=key, value=value, **masks)
         shapes = f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(f"{CALLER}: query, key and value must all have 3 axes, or 2 without a batch; {shapes}")
@@ -220,23 +222,26 @@ def _as_batch(padding: Tensor, batched: bool) -> Tensor:
     return padding if batched else padding[None]
 
 
-def _by_head(attn_mask: Tensor | None, lead: tuple[int, int]) -> Tensor | None:
-    """A mask (n, m), or (batch, heads, n, m) where there is one per head."""
+def _by_head(attn_mask: Tensor | None, query: Tensor, heads: int, m: int) -> Tensor | None:
+    """A mask (n, m), or (batch, heads, n, m) where there is one per head, for queries (batch, n, embed_dim)."""
     if attn_mask is None:
         return None
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"{CALLER}: attn_mask must be boolean (True to ignore) or float; got {attn_mask.dtype}.")
-    if attn_mask.dim() == 2:
-        return attn_mask
-    if attn_mask.dim() != 3:
+    checks.dense(CALLER, "attn_mask", attn_mask)
+    checks.one_device(CALLER, "query", query, attn_mask=attn_mask)
+    batch, n = query.shape[:2]
+    if attn_mask.dim() not in (2, 3):
         raise ValueError(f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}.")
-    batch, heads = lead
-    if attn_mask.shape[0] != batch * heads:
+    if attn_mask.dim() == 3 and attn_mask.shape[0] != batch * heads:
         raise ValueError(
             f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
             f"got {tuple(attn_mask.shape)}."
         )
-    return attn_mask.unflatten(0, (batch, heads))
+    shape = torch.Size((batch * heads, n, m)[-attn_mask.dim() :])
+    checks.broadcasts(CALLER, "attn_mask", attn_mask, shape, "(n, m) or (batch·heads, n, m)")
+    attn_mask = attn_mask if attn_mask.shape[-1] == m else attn_mask.expand(*attn_mask.shape[:-1], m)
+    return attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, heads))
 
 
 def _merge_masks(attn_mask: Tensor | None, key_padding: Tensor | None, extra: int, batched: bool) -> Tensor | None:
@@ -260,12 +265,10 @@ def _zero_masked(
     mask: Tensor | None,
     queries: Tensor | None,
     keys: Tensor | None,
-    shape: torch.Size,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens (batch, n, dim) that are masked in every head set to zero, so that NaN there does not reach the
     gradients of the projections. A tensor that serves as query and key is masked where it is so as both."""
     if mask is not None:
-        checks.broadcasts(CALLER, "attn_mask", mask, shape, "(…, n, m)")
         allowed = mask if mask.dtype == torch.bool else ~_ignored(mask)
         combined = combine(Masks(None, allowed, *(side if side is None else side[:, None] for side in (queries, keys))))
         # (…, n) and (…, m), to which a mask per head gave a head axis
