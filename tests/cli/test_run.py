@@ -107,7 +107,7 @@ def test_killed_in_the_middle_of_an_epoch_it_ends_on_the_same_bytes(finished, tm
 
 
 def test_an_interrupt_has_the_code_of_one_and_data_is_named_while_it_is_read(tmp_path, monkeypatch):
-    def read_on(folder):
+    def read_on(_folder):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(figure4, "load_imdb", read_on)

@@ -136,7 +136,7 @@ def test_selected_modules_are_caught_whole():
     assert (model(x) - softmax).abs().max() > 1e-6
     assert list(model.sinkformer_report.converted) == ["blocks.1"]
     # Named again around it, the converted one is not caught twice.
-    to_sinkformer(model, 5, adapter="sdpa", select=lambda name, module: name in ("", "blocks.0"))
+    to_sinkformer(model, 5, adapter="sdpa", select=lambda name, _module: name in ("", "blocks.0"))
     assert list(model.sinkformer_report.converted) == ["blocks.0", "blocks.1"]
     model(x)
     assert all(

@@ -44,7 +44,7 @@ def train(task, folder, *, seed=0, stop_after=None, save_every=0.0, precision="n
     folder.mkdir(exist_ok=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
     identity = {"seed": seed, **task.facts}
-    training = Training(task, identity, folder, accelerator, Hooks(step, lambda record, seconds: None, saving))
+    training = Training(task, identity, folder, accelerator, Hooks(step, lambda _record, _seconds: None, saving))
     return training.run(save_every)
 
 

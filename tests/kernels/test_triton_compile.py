@@ -41,7 +41,7 @@ class Driver:
     def get_current_device(self):
         return self.target.arch
 
-    def get_current_stream(self, device):
+    def get_current_stream(self, _device):
         return 0
 
 
@@ -52,8 +52,8 @@ def compiled(monkeypatch, tmp_path):
     kernels = {}
     run = JITFunction.run
 
-    def compile_only(self, *args, warmup, **options):
-        kernel = run(self, *args, warmup=True, **options)
+    def compile_only(self, *args, **options):
+        kernel = run(self, *args, **{**options, "warmup": True})
         kernels.setdefault(self.fn.__name__, []).append(kernel)
         return kernel
 
