@@ -143,7 +143,7 @@ def test_a_signal_that_was_ignored_stays_ignored():
     """As under nohup, or in the background of a script."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Stopping() as stopping:
+        with Stopping() as stopping, stopping.deferred():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
             assert stopping.number is None
@@ -164,8 +164,7 @@ def test_a_notice_is_written_where_a_signal_has_to_wait(capfd):
 
 def test_where_nothing_is_deferred_a_signal_raises_at_once():
     with Stopping(), pytest.raises(Stopped) as stopped:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
+        send(signal.SIGTERM, pause=5)()
     assert stopped.value.code == 143
 
 

@@ -35,7 +35,7 @@ def side_by_side(command: Sequence[str], jobs: int, cells: Sequence[Cell], out: 
         workers = [started.enter_context(_Worker(command, environment)) for _ in range(jobs)]
         said: set[str] = set()
         with display:
-            while not all([worker.ended(said) for worker in workers]):  # every one is asked
+            while sum(worker.ended(said) for worker in workers) < len(workers):  # every one is asked
                 _show(display, cells, done, out)
                 if stopping.number is not None:
                     for worker in workers:
