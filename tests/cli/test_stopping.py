@@ -18,32 +18,42 @@ from tests.experiments.fake_cells import write_cell
 
 COMMAND = [sys.executable, "-m", "sinkformers.cli", "run", "figure5", "--preset", "smoke"]
 CELLS = [Path("figure5", "smoke", arm, "seed-0") for arm in ("n-1", "n-3")]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 SIGNALS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 
 
-def start(*arguments, command=COMMAND):
-    return subprocess.Popen(
-        [*command, *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start():
+    """Start the command; whatever happens in a test, it does not outlive it."""
+    started = []
+
+    def begin(*arguments, command=COMMAND):
+        process = subprocess.Popen(
+            [*command, *map(str, arguments)], env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(condition, process, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"it did not come to pass: {process.communicate()}")
         time.sleep(0.002)
 
 
 def finish(*arguments):
-    process = start(*arguments)
-    said, complaint = process.communicate(timeout=300)
-    assert process.returncode == 0, complaint
-    return said
+    command = [*COMMAND, *map(str, arguments)]
+    done = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +65,7 @@ def whole(tmp_path_factory):
 
 
 @SIGNALS
-def test_stopped_in_its_first_seconds_it_goes_on_at_the_step_where_it_was(whole, tmp_path, number, code):
+def test_stopped_in_its_first_seconds_it_goes_on_at_the_step_where_it_was(whole, start, tmp_path, number, code):
     process = start("--out", tmp_path, "--arms", "n-3")
     wait_for((tmp_path / CELLS[1] / "log.jsonl").exists, process)  # evaluated before training, and nothing saved
     process.send_signal(number)
@@ -93,37 +103,31 @@ def test_stopped_while_it_reads_nothing_was_saved_and_it_says_so(tmp_path):
     assert not list(tmp_path.rglob("checkpoint*"))
 
 
-def begun(tmp_path):
-    """Both workers are training."""
-    return lambda: all((tmp_path / cell / "log.jsonl").exists() for cell in CELLS)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_the_process_that_started_them(whole, tmp_path, number):
-    process = start("--out", tmp_path, "--jobs", "5000")
-    wait_for(begun(tmp_path), process)
+def test_workers_end_with_the_process_that_started_them(start, tmp_path, number):
+    # Forty epochs: they are not over before they are asked to end.
+    command = [*COMMAND[:4], "figure2-mnist", "--preset", "smoke", "--arms", "cls-*"]
+    process = start("--out", tmp_path, "--jobs", "5000", command=command)
+    folders = [tmp_path / "figure2-mnist" / "smoke" / f"cls-n-{n}" / "seed-0" for n in (1, 5)]
+    wait_for(lambda: all((folder / "log.jsonl").exists() for folder in folders), process)
     workers = psutil.Process(process.pid).children(recursive=True)
-    assert len([worker for worker in workers if "sinkformers.cli" in worker.cmdline()]) == 2
     process.send_signal(number)
     _, complaint = process.communicate(timeout=60)
-    gone, alive = psutil.wait_procs(workers, timeout=60)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     for worker in alive:
         worker.kill()
     assert not alive
-    assert len(gone) == len(workers)
-    for cell in CELLS:
-        assert (tmp_path / cell / "checkpoint.safetensors").exists() or (tmp_path / cell / METRICS).exists()
-    assert not list(tmp_path.rglob("claim-*"))
+    assert len(workers) == 2
+    for folder in folders:
+        left = {file.name for file in folder.iterdir()}
+        assert left == {"checkpoint.safetensors", "log.jsonl", "tensorboard"}
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
-        last = complaint.splitlines()[-1]
-        assert re.fullmatch(
-            r"sinkformers: stopped\. \d of 2 runs are finished, and the same command goes on with the others\.", last
-        )
+        said = [line for line in complaint.splitlines() if line.startswith("sinkformers: stopped.")]
+        saved = [re.fullmatch(r"sinkformers: stopped\. (.*), seed 0 is saved at .*\.", line) for line in said[:-1]]
+        assert {match[1] for match in saved} == {"cls-n-1", "cls-n-5"}
+        assert said[-1].endswith("0 of 2 runs are finished, and the same command goes on with the others.")
         assert "Traceback" not in complaint
-    if number == signal.SIGTERM:
-        finish("--out", tmp_path)
-        assert [(tmp_path / cell / METRICS).read_bytes() for cell in CELLS] == whole
 
 
 def cells(n):
