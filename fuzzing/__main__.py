@@ -1,0 +1,3 @@
+from fuzzing.command import main
+
+main()
