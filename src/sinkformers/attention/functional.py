@@ -106,7 +106,7 @@ def sinkhorn_attention(
     if is_causal and n < m:  # the keys after the last query are seen by none
         key, value, m = key[..., :n, :], value[..., :n, :], n
         masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
-    if 0 in (*heads_lead, n, m, value.shape[-1]):
+    if 0 in (*query.shape[:-2], n, m, value.shape[-1]):
         return _nothing(*spread(query, key, value, enable_gqa), masks.bias, relaxation)
     if query.shape[-1] == 0:  # a feature that is zero gives the same scores
         query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
