@@ -81,6 +81,14 @@ def test_random_masks_that_are_nearly_symmetric(n):
     assert answers == {False, True}
 
 
+def test_a_bias_of_nan_hides_nothing():
+    bias = as_bias(UNORDERED["window"])
+    bias[11, 2] = torch.nan
+    assert is_one_way(bias)
+    bias[2, 11] = torch.nan
+    assert not is_one_way(bias)
+
+
 def test_one_matrix_is_enough():
     masks = torch.stack([UNORDERED["window"], UNORDERED["random"], ORDERED["prefix"], UNORDERED["everything"]])
     assert is_one_way(masks)
@@ -154,7 +162,7 @@ def test_the_leak():
 
 def test_shapes_that_order_nothing_are_not_read(monkeypatch):
     monkeypatch.setattr(one_way, "_can_be_read", lambda mask: True)
-    monkeypatch.setattr(one_way, "_is_symmetric", lambda mask, hides: pytest.fail("read"))
+    monkeypatch.setattr(one_way, "_never_orders", lambda mask, hides: pytest.fail("read"))
     x, y = torch.randn(2, 3, N, 4), torch.randn(2, 3, N + 4, 4)
     sinkhorn_attention(x, y, y, torch.ones(N, N + 4, dtype=torch.bool).tril())
     sinkhorn_attention(y, x, x, torch.ones(N + 4, N, dtype=torch.bool).tril())

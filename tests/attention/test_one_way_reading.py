@@ -27,7 +27,7 @@ class TestMemory:
     def reads(self, monkeypatch):
         """How often masks were read."""
         self.count = 0
-        for name in ("_is_symmetric", "_orders"):
+        for name in ("_never_orders", "_orders"):
             monkeypatch.setattr(one_way, name, self.counted(getattr(one_way, name)))
 
     def counted(self, function):

@@ -58,8 +58,7 @@ def is_one_way(mask: Tensor, queries: Tensor | None = None, keys: Tensor | None 
     if n != m or n == 1 or 0 in mask.stride()[-2:]:
         return False
     once = mask.detach()[tuple(slice(1) if stride == 0 else slice(None) for stride in mask.stride())]
-    # Removing tokens keeps what is symmetric so: this holds whatever the padding is.
-    if _remembered(mask, "symmetric", lambda: _is_symmetric(once, hides)):
+    if _remembered(mask, "under no padding", lambda: _never_orders(once, hides)):
         return False
     if queries is None and keys is None:
         return _remembered(mask, f"one-way {hides}", lambda: _orders(_visible(once, hides)))
@@ -97,15 +96,23 @@ def _remembered(mask: Tensor, question: str, answer: Callable[[], bool]) -> bool
     return found
 
 
-def _is_symmetric(mask: Tensor, hides: bool) -> bool:
-    """Whether whoever may look at a token may be looked at by it. Most masks that are not hide nothing at all."""
+def _never_orders(mask: Tensor, hides: bool) -> bool:
+    """Whether a mask hides nothing, hides the same from all queries, or is symmetric.
+
+    Whatever tokens are removed from it, it has no one-way pairs then. The cheapest comes first, and those that follow
+    end at the first difference.
+    """
     if mask.dtype == torch.bool:
         bits = mask.view(torch.uint8)  # whose minimum and maximum are many times faster than `all` and `any`
         hides_nothing = bits.amax() == 0 if hides else bits.amin() > 0
     else:
         hides_nothing = mask.amin() > _lowest(mask)
         mask = mask if hides_nothing else _visible(mask, hides)
-    return bool(hides_nothing) or all(torch.equal(above, below) for _, above, below in _strips(mask))
+    return (
+        bool(hides_nothing)
+        or torch.equal(mask, mask[..., :1, :].expand_as(mask))
+        or all(torch.equal(above, below) for _, above, below in _strips(mask))
+    )
 
 
 def _orders(visible: Tensor) -> bool:
