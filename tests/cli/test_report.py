@@ -88,7 +88,7 @@ def test_an_unwritable_out_is_refused(runs, tmp_path):
 def test_a_missing_library_is_refused_with_the_remedy(runs, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     assert refused(invoke(runs)) == (
-        f"sinkformers: reports need {name}; install it with pip install 'sinkformers[cli]'.\n"
+        f"sinkformers: reports need {name}; install it with pip install '.[cli]' in your clone.\n"
     )
 
 
