@@ -1,12 +1,13 @@
 """`sinkformers report`: tables in the terminal, a page on disk, one sentence for what went wrong."""
 
+import math
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from sinkformers.cli.app import app
-from tests.experiments.fake_cells import write_cell, write_unfinished
+from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 
 
 def invoke(*arguments):
@@ -51,6 +52,18 @@ def test_out_says_where_and_several_folders_are_one_report(runs, tmp_path):
     assert ["n-1", "4", "55.00%", "60.00%", "90.00%", "40.00%"] in [line.split() for line in result.output.splitlines()]
     assert (tmp_path / "not" / "yet" / "report" / "index.html").exists()
     assert not (runs / "report").exists()
+
+
+def test_losses_that_diverged_are_reported_as_the_worst(tmp_path):
+    for seed, loss in enumerate((0.5, math.inf, None)):
+        test = {"loss": loss, "accuracy": 0.5}
+        epochs = [epoch(0, 0.1), {"epoch": 1, "train": {"loss": loss}, "test": test}]
+        write_cell(tmp_path, artefact="unheard-of", seed=seed, epochs=epochs, metrics={"metric": "loss"})
+    result = invoke(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert ["n-1", "3", "diverged", "diverged", "0.5", "diverged"] in [
+        line.split() for line in result.output.splitlines()
+    ]
 
 
 def test_what_looks_like_markup_is_printed_as_it_is(tmp_path):
