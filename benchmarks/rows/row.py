@@ -63,7 +63,7 @@ def peer(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise Unavailable(f"{module} cannot be imported ({error}); pip install 'sinkformers[{extra}]'") from None
+        raise Unavailable(f"{module} cannot be imported ({error}); pip install '.[{extra}]' in your clone") from None
 
 
 def refuse_mask(real: Tensor | None, name: str) -> None:

@@ -179,12 +179,14 @@ def test_missing_matplotlib_is_refused_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = invoke("figure", "attention", "--out", tmp_path / "a.png")
     assert result.exit_code == 2
-    assert result.stderr == "sinkformers: figures need matplotlib; install it with pip install 'sinkformers[cli]'.\n"
+    assert (
+        result.stderr == "sinkformers: figures need matplotlib; install it with pip install '.[cli]' in your clone.\n"
+    )
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_a_missing_extra_is_one_sentence_and_no_traceback(missing):
     result = run_python(command_line("--help", before=f"sys.modules[{missing!r}] = None"))
     assert result.returncode == 1
-    assert "pip install 'sinkformers[cli]'" in result.stderr
+    assert "pip install '.[cli]'" in result.stderr
     assert result.stderr.count("\n") == 1

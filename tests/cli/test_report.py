@@ -1,12 +1,13 @@
 """`sinkformers report`: tables in the terminal, a page on disk, one sentence for what went wrong."""
 
+import math
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from sinkformers.cli.app import app
-from tests.experiments.fake_cells import write_cell, write_unfinished
+from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 
 
 def invoke(*arguments):
@@ -53,6 +54,18 @@ def test_out_says_where_and_several_folders_are_one_report(runs, tmp_path):
     assert not (runs / "report").exists()
 
 
+def test_losses_that_diverged_are_reported_as_the_worst(tmp_path):
+    for seed, loss in enumerate((0.5, math.inf, None)):
+        test = {"loss": loss, "accuracy": 0.5}
+        epochs = [epoch(0, 0.1), {"epoch": 1, "train": {"loss": loss}, "test": test}]
+        write_cell(tmp_path, artefact="unheard-of", seed=seed, epochs=epochs, metrics={"metric": "loss"})
+    result = invoke(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert ["n-1", "3", "diverged", "diverged", "0.5", "diverged"] in [
+        line.split() for line in result.output.splitlines()
+    ]
+
+
 def test_what_looks_like_markup_is_printed_as_it_is(tmp_path):
     write_cell(tmp_path, artefact="[bold]a[", arm="[red]b[")
     result = invoke(tmp_path)
@@ -88,7 +101,7 @@ def test_an_unwritable_out_is_refused(runs, tmp_path):
 def test_a_missing_library_is_refused_with_the_remedy(runs, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     assert refused(invoke(runs)) == (
-        f"sinkformers: reports need {name}; install it with pip install 'sinkformers[cli]'.\n"
+        f"sinkformers: reports need {name}; install it with pip install '.[cli]' in your clone.\n"
     )
 
 

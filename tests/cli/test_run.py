@@ -160,8 +160,9 @@ def test_under_torchrun_two_processes_train_one_cell_together(finished, tmp_path
     [
         (["run", "figure7"], "there is no artefact 'figure7'. Choose one of figure1,"),
         (["run", "figure6", "--preset", "huge"], "figure6 has no preset 'huge'. Choose one of paper, authors,"),
-        (["run", "figure6", "--preset", "smoke", "--seeds", "x"], "--seeds must be whole numbers from 0 on"),
-        (["run", "figure6", "--preset", "smoke", "--n-iters", "0"], "--n-iters must be whole numbers from 1 on"),
+        (["run", "figure6", "--preset", "smoke", "--seeds", "x"], "--seeds must be whole numbers from 0 to"),
+        (["run", "figure6", "--preset", "smoke", "--seeds", "0-999999999"], "--seeds names 1,000,000,000 numbers, and"),
+        (["run", "figure6", "--preset", "smoke", "--n-iters", "0"], "--n-iters must be whole numbers from 1 to"),
         (["run", "figure6", "--preset", "smoke", "--arms", "y"], "--arms y holds none of the arms of smoke: patch-8"),
         (["run", "figure6", "--data", "OUT/absent", "--out", "OUT"], "absent"),
         (["run", "figure6", "--data", "OUT", "--out", "OUT"], "train-images-idx3-ubyte"),

@@ -77,7 +77,7 @@ def test_embedded_sets_need_their_library(tmp_path, monkeypatch):
         "sinkformers.data.status.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
     )
     status = status_of(CATALOGUE["digits"], tmp_path)
-    assert "needs scikit-learn; install it with pip install 'sinkformers[experiments]'" in status.detail
+    assert "needs scikit-learn; install it with pip install '.[experiments]' in your clone" in status.detail
 
 
 def pets(folder, names):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 
 import pytest
 
@@ -55,10 +56,40 @@ def test_lists_of_numbers(text, expected):
     assert selection.numbers("--seeds", text, lowest=0) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1,,2", "1.5", "0x1", "0-99999999", "٣-٤x"])
+@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1,,2", "1.5", "0x1", "1234567890", "٣-٤", "٣-٤x", "1e3"])
 def test_what_is_no_list_is_refused(text):
-    with pytest.raises(ExperimentError, match=r"--seeds must be whole numbers from 0 on, such as 0-4 or 0,3,5; got"):
+    with pytest.raises(
+        ExperimentError, match=r"--seeds must be whole numbers from 0 to 999,999,999, such as 0-4 or 0,3,5; got"
+    ):
         selection.numbers("--seeds", text, lowest=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "many"),
+    [
+        ("0-999999999", "1,000,000,000"),
+        ("0-99999999", "100,000,000"),
+        ("0-9999,20000", "10,001"),
+        (",".join(["0-9999"] * 999), "9,990,000"),
+    ],
+)
+def test_too_many_numbers_are_refused_before_they_are_written_out(text, many):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExperimentError, match=rf"^--seeds names {many} numbers, and 10,000 are the most; got '0-9"):
+            selection.numbers("--seeds", text, lowest=0)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_many_cells_are_refused():
+    figure5 = selection.artefact_named("figure5")
+    assert len(selection.cells(figure5, "smoke", seeds="0-4999")) == 10_000
+    with pytest.raises(ExperimentError, match=r"^5,001 seeds of 2 arms are 10,002 runs, and 10,000 are the most"):
+        selection.cells(figure5, "smoke", seeds="0-5000")
+    with pytest.raises(ExperimentError, match=r"^10,000 seeds of 10,000 arms are 100,000,000 runs"):
+        selection.cells(figure5, "smoke", seeds="0-9999", n_iters="1-10000")
 
 
 def test_cells_come_seed_by_seed_and_folders_say_what_they_are():
@@ -93,7 +124,7 @@ def test_other_counts_of_iterations_make_other_arms():
         ),
         (
             lambda: selection.cells(selection.artefact_named("figure5"), "smoke", n_iters="0"),
-            r"--n-iters must be whole numbers from 1 on",
+            r"--n-iters must be whole numbers from 1 to",
         ),
     ],
 )

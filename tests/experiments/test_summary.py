@@ -79,6 +79,49 @@ def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
     assert dict(zip(*_first(tables.results(summary)), strict=True))["worst"] == "diverged"
 
 
+@pytest.mark.parametrize("final", [math.nan, None, math.inf, -math.inf], ids=repr)
+@pytest.mark.parametrize("seed", [0, 1, 2])  # wherever it stands among the others
+@pytest.mark.parametrize(
+    ("metric", "median", "best", "worst"), [("loss", 0.6, 0.2, math.inf), ("bleu", 0.2, 0.6, -math.inf)]
+)
+def test_no_value_that_is_not_finite_ranks_before_one_that_is(tmp_path, metric, median, best, worst, seed, final):
+    finals = [0.2, 0.6]
+    finals.insert(seed, final)
+    for number, each in enumerate(finals):
+        write_cell(tmp_path, seed=number, epochs=[{"epoch": 1, "test": {metric: each}}], metrics={"metric": metric})
+    summary = summary_of(tmp_path)
+    [row] = summary.rows
+    assert (row.median, row.best, row.worst, row.mean) == (median, best, worst, worst)
+    assert row.values[seed] == worst
+    assert dict(zip(*_first(tables.results(summary)), strict=True))["worst"] == "diverged"
+    assert _first(tables.runs(summary))[1][1 + seed] == "diverged"
+
+
+@pytest.mark.parametrize(("metric", "fine"), [("loss", 1e30), ("accuracy", 0.0)])
+@pytest.mark.parametrize("diverged", [math.nan, None, math.inf, -math.inf], ids=repr)
+def test_an_arm_that_diverged_is_worse_than_any_that_did_not(tmp_path, metric, fine, diverged):
+    for patch in (7, 14):  # two comparisons: then they are counted
+        for n_iters, final in ((1, fine), (3, diverged)):
+            write_cell(
+                tmp_path,
+                arm=f"{patch}-n-{n_iters}",
+                patch=patch,
+                n_iters=n_iters,
+                epochs=[{"epoch": 1, "test": {metric: final}}],
+                metrics={"metric": metric},
+            )
+    assert "the Sinkformer has the better median test" in (found := words.finding(summary_of(tmp_path)))
+    assert "in 0, the worse in 2, the same in 0." in found
+
+
+def test_a_further_score_that_diverged_is_the_worst_of_its_median(tmp_path):
+    data = {"signatures": {"loss": "mean"}}
+    for seed, loss in enumerate((None, 0.5, 0.7)):
+        last = {"epoch": 1, "test": {"accuracy": 0.5, "loss": loss}}
+        write_cell(tmp_path, seed=seed, epochs=[last], metrics={"data": data})
+    assert "How loss was counted: mean, medians 0.7 (n-1)." in words.notes(summary_of(tmp_path))
+
+
 def _first(table):
     return table.headings, table.rows[0]
 

@@ -22,7 +22,9 @@ def _main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name not in {"typer", "rich"}:
             raise
-        sys.exit(f"sinkformers: the command line needs {missing.name}; install it with pip install 'sinkformers[cli]'.")
+        sys.exit(
+            f"sinkformers: the command line needs {missing.name}; install it with pip install '.[cli]' in your clone."
+        )
     if isinstance(sys.stdout, io.TextIOWrapper):
         # K⁰ and K^∞ must not end in a traceback where the output can hold ASCII only.
         sys.stdout.reconfigure(errors="replace")

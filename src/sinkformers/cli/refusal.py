@@ -23,4 +23,4 @@ def need(who: str, libraries: tuple[str, ...], extra: str) -> None:
         try:
             import_module(name)
         except ModuleNotFoundError:
-            refuse(f"{who} need {name}; install it with pip install 'sinkformers[{extra}]'.")
+            refuse(f"{who} need {name}; install it with pip install '.[{extra}]' in your clone.")

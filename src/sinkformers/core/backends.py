@@ -59,7 +59,7 @@ def _unable(backend: str, device: torch.device) -> str | None:
     """Why a backend cannot serve a device, or None."""
     if backend == "triton":
         if find_spec("triton") is None:
-            return "triton is not installed; pip install 'sinkformers[triton]'"
+            return "triton is not installed; pip install '.[triton]' in your clone"
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
             return "the Triton kernels are for GPUs, and the tensors are on the CPU"
         return None

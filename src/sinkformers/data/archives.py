@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, NamedTuple
 
 from sinkformers.data.error import DataError
+from sinkformers.data.folder import AnyPath, path_of
 
 MOST_BYTES = 16 * 2**30
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
@@ -29,13 +30,14 @@ class Member(NamedTuple):
     open: Callable[[], IO[bytes] | None]
 
 
-def unpack(archive: Path, into: Path, *, most_bytes: int = MOST_BYTES) -> Path:
+def unpack(archive: AnyPath, into: AnyPath, *, most_bytes: int = MOST_BYTES) -> Path:
     """Unpack a zip or tar archive as the new folder `into`, which appears whole or not at all.
 
     An archive with a member that leaves its folder, is a link or a device, or with more than `most_bytes` in all, is
     refused before anything is written. Owners, modes and times are not taken over. If all members lie in one folder
     of the same name as `into`, that folder becomes `into`.
     """
+    archive, into = path_of("unpack", "archive", archive), path_of("unpack", "into", into)
     if into.exists():
         raise DataError(f"{into} is there already, so {archive} was not unpacked; delete the folder first.")
     temporary = into.with_name(f"{into.name}.{secrets.token_hex(4)}.part")

@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from sinkformers.data.error import DataError
+from sinkformers.data.folder import AnyPath, path_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class DataFile:
     def name(self) -> str:
         return PurePosixPath(self.path).name
 
-    def locate(self, folder: Path) -> Path | None:
+    def locate(self, folder: AnyPath) -> Path | None:
         """Where the file, or what serves in its place, lies below the data folder `folder`."""
+        folder = path_of("DataFile.locate", "folder", folder)
         return next((folder / path for path in (self.path, *self.elsewhere) if (folder / path).exists()), None)
 
 
@@ -51,9 +53,9 @@ class DataSet:
 
 def find_data_set(name: str) -> DataSet:
     """The entry called `name`, or an error that lists the names there are."""
-    if name in CATALOGUE:
+    if isinstance(name, str) and name in CATALOGUE:
         return CATALOGUE[name]
-    close = difflib.get_close_matches(name, CATALOGUE, n=1)
+    close = difflib.get_close_matches(str(name), CATALOGUE, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     raise DataError(f"there is no data set {name!r}; {meant}there are {', '.join(CATALOGUE)}.")
 

@@ -11,13 +11,12 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
 from sinkformers.data.decoded import find_decoded, keep_decoded
 from sinkformers.data.error import DataError, missing_library
-from sinkformers.data.folder import user_cache
+from sinkformers.data.folder import AnyPath, path_of, user_cache
 from sinkformers.data.images import Images, ImageSet, stratified_split
 from sinkformers.data.photographs import CLASSES, Photograph, open_photographs
 from sinkformers.data.progress import Progress, reported
@@ -26,12 +25,13 @@ CHUNK = 256
 MOST_WORKERS = 8
 
 
-def load_dogs_vs_cats(folder: Path, size: int, *, progress: Progress = reported) -> ImageSet:
+def load_dogs_vs_cats(folder: AnyPath, size: int, *, progress: Progress = reported) -> ImageSet:
     """The photographs below the data folder `folder`, each squeezed to (3, size, size): bilinear, antialiased.
 
     The first call at a size decodes them all. Later ones map the file that it left in `dogs-vs-cats/decoded`, or in the
     user's cache where the data folder is read-only. A set that has changed since is decoded again.
     """
+    folder = path_of("load_dogs_vs_cats", "folder", folder)
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"load_dogs_vs_cats: size must be a whole number of pixels ≥ 1; got {size!r}.")
     with open_photographs(folder) as (photographs, read):

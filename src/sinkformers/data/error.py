@@ -9,4 +9,4 @@ class DataError(Exception):
 
 def missing_library(library: str, what: str) -> DataError:
     """The error for a library that decoding `what` needs and that is not installed."""
-    return DataError(f"{what} needs {library}; install it with pip install 'sinkformers[experiments]'.")
+    return DataError(f"{what} needs {library}; install it with pip install '.[experiments]' in your clone.")

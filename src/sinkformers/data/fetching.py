@@ -11,7 +11,7 @@ from typing import BinaryIO
 from sinkformers.data.catalogue import DataFile, find_data_set
 from sinkformers.data.checksum import fault_of, sha256_of
 from sinkformers.data.error import DataError
-from sinkformers.data.folder import is_writable
+from sinkformers.data.folder import AnyPath, is_writable, path_of
 from sinkformers.data.progress import Progress, reported
 from sinkformers.data.transfer import UnreachableError, transfer
 
@@ -21,12 +21,13 @@ except ImportError:  # Windows: a file that is open elsewhere cannot be renamed 
     fcntl = None
 
 
-def fetch(name: str, folder: Path, *, progress: Progress = reported) -> list[Path]:
+def fetch(name: str, folder: AnyPath, *, progress: Progress = reported) -> list[Path]:
     """Bring the data set `name` into the data folder `folder`; returns the files that were downloaded.
 
     Files that are there and right are left alone, damaged ones are replaced. A set that nobody may download on a user's
     behalf raises an error that says where to get it.
     """
+    folder = path_of("fetch", "folder", folder)
     entry = find_data_set(name)
     wanted = [file for file in entry.files if _is_wanted(file, folder)]
     if any(not file.urls for file in wanted):

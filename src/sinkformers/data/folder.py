@@ -8,9 +8,10 @@ from pathlib import Path
 from sinkformers.data.error import DataError
 
 VARIABLE = "SINKFORMERS_DATA"
+AnyPath = str | os.PathLike[str]
 
 
-def data_folder(given: Path | str | None = None) -> Path:
+def data_folder(given: AnyPath | None = None) -> Path:
     """The folder that holds one folder a data set: `given`, else `$SINKFORMERS_DATA`, else `sinkformers/data` of the
     user's cache.
 
@@ -19,7 +20,7 @@ def data_folder(given: Path | str | None = None) -> Path:
     named = given or os.environ.get(VARIABLE)
     if not named:
         return user_cache() / "data"
-    folder = Path(named).expanduser()
+    folder = path_of("data_folder", "given", named).expanduser()
     origin = "--data" if given else VARIABLE
     if not folder.exists():
         raise DataError(
@@ -28,6 +29,16 @@ def data_folder(given: Path | str | None = None) -> Path:
     if not folder.is_dir():
         raise DataError(f"the data folder {folder} ({origin}) is a file; name the folder that the data sets lie in.")
     return folder
+
+
+def path_of(caller: str, argument: str, value: AnyPath) -> Path:
+    """The path that a caller was given, as text or as an object; anything else is refused by its argument's name."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise TypeError(
+            f"{caller}: {argument} must be a path, as str or os.PathLike; got {type(value).__name__}. "
+            f'Pass the name of a file or folder, such as "data".'
+        )
+    return Path(value)
 
 
 def user_cache() -> Path:

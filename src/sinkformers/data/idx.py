@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.error import DataError
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.images import Images, ImageSet
 
 IMAGES_MAGIC, LABELS_MAGIC = 0x803, 0x801  # unsigned bytes, in three dimensions and in one
@@ -29,8 +30,9 @@ MOST_IMAGES = 1_000_000
 FETCH = "run sinkformers data fetch mnist"
 
 
-def load_mnist(folder: Path) -> ImageSet:
+def load_mnist(folder: AnyPath) -> ImageSet:
     """MNIST below the data folder `folder`: pixels (60000, 1, 28, 28) and (10000, 1, 28, 28)."""
+    folder = path_of("load_mnist", "folder", folder)
     return ImageSet(train=_part(folder, "train"), test=_part(folder, "t10k"), classes=CLASSES, name="mnist")
 
 

@@ -16,6 +16,7 @@ import torch
 from sinkformers.data.archives import DAMAGED
 from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.error import DataError
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.texts import Texts, TextSet
 
 CLASSES = ("neg", "pos")
@@ -34,9 +35,10 @@ class Review(NamedTuple):
     text: str
 
 
-def load_imdb(folder: Path) -> TextSet:
+def load_imdb(folder: AnyPath) -> TextSet:
     """The reviews below the data folder `folder`: in `imdb/aclImdb_labeled.tar.xz`, in Stanford's
     `imdb/aclImdb_v1.tar.gz`, or in the folder `imdb/aclImdb`. Line breaks stay what they are there, `<br />`."""
+    folder = path_of("load_imdb", "folder", folder)
     source = find_data_set("imdb").files[0].locate(folder)
     if source is None:
         raise DataError(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.error import DataError
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.lines import read_pairs
 from sinkformers.data.texts import Pairs, PairSet
 
@@ -15,11 +16,12 @@ PARTS = {"valid": 7_283, "test": 6_750}
 BY_HAND = f"{find_data_set('iwslt14').by_hand} of the data folder"
 
 
-def load_iwslt14(folder: Path) -> PairSet:
+def load_iwslt14(folder: AnyPath) -> PairSet:
     """The sentences below the data folder `folder`, in pieces as they are in the files.
 
     Validation and test must be complete. A training part of another size than fairseq's is taken, and said to be that.
     """
+    folder = path_of("load_iwslt14", "folder", folder)
     train, valid, test = (_part(folder, part) for part in ("train", *PARTS))
     partial = f"{len(train.source):,} of {TRAIN:,} training pairs" if len(train.source) != TRAIN else ""
     return PairSet(train, valid, {"test": test}, "de", "en", "iwslt14", partial)

@@ -17,6 +17,7 @@ from sinkformers.data.archives import unpack
 from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.clouds import Clouds, PointSet
 from sinkformers.data.error import DataError, missing_library
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.modelnet40_meshes import load_modelnet40_meshes
 from sinkformers.data.progress import Progress, reported
 
@@ -38,13 +39,14 @@ class Layout(NamedTuple):
 LAYOUTS = (Layout("modelnet40_ply_hdf5_2048", 9_840, 2_048), Layout("modelnet40_hdf5_1024", N_TRAIN, 1_024))
 
 
-def load_modelnet40(folder: Path, points: int | None = None, *, progress: Progress = reported) -> PointSet:
+def load_modelnet40(folder: AnyPath, points: int | None = None, *, progress: Progress = reported) -> PointSet:
     """ModelNet40 below the data folder `folder`: all shapes, with all of their points or the first `points`.
 
     A distribution that is there as a zip archive is unpacked beside it first. Points are float32; float16 in the files
     is widened. What is damaged, or not complete, is refused. More points than the files have are drawn from Princeton's
     meshes, if `modelnet40/ModelNet40.zip` or the folder that it unpacks to is there.
     """
+    folder = path_of("load_modelnet40", "folder", folder)
     if points is not None and points < 1:
         raise DataError(f"a shape must have at least one point; got {points}.")
     there = [layout for layout in LAYOUTS if _is_there(folder / "modelnet40" / layout.folder)]

@@ -13,6 +13,7 @@ import torch
 
 from sinkformers.data.clouds import Clouds, PointSet, on_unit_sphere
 from sinkformers.data.error import DataError
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.meshes import read_mesh, sample_surface
 from sinkformers.data.progress import Progress, reported
 
@@ -30,7 +31,7 @@ class Shape(NamedTuple):
 
 
 def load_modelnet40_meshes(
-    source: Path,
+    source: AnyPath,
     points: int,
     *,
     seed: int = 0,
@@ -43,6 +44,7 @@ def load_modelnet40_meshes(
     must be. The points of a shape depend on the seed and on its place among the sorted names, and on nothing else. A
     file that is no triangle mesh is refused, by its name.
     """
+    source = path_of("load_modelnet40_meshes", "source", source)
     if source.is_dir():
         return _sampled(_counted(_scanned(source), source, expected), source, points, seed, progress)
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sinkformers.data.catalogue import find_data_set
 from sinkformers.data.error import DataError
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.lines import read_pairs
 from sinkformers.data.texts import Pairs, PairSet
 
@@ -13,8 +14,9 @@ PARTS = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000, "test_2017_fl
 FETCH = "run sinkformers data fetch multi30k"
 
 
-def load_multi30k(folder: Path) -> PairSet:
+def load_multi30k(folder: AnyPath) -> PairSet:
     """German to English below the data folder `folder`, as published: cased and not tokenised."""
+    folder = path_of("load_multi30k", "folder", folder)
     train, valid, *tests = (_part(folder, part, size) for part, size in PARTS.items())
     return PairSet(train, valid, dict(zip(list(PARTS)[2:], tests, strict=True)), "de", "en", "multi30k")
 

@@ -9,18 +9,22 @@ import torch
 from torch import Tensor
 
 from sinkformers.data.error import DataError, missing_library
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.meshes import REMEDY, read_mesh, sample_surface
 
 MESHES = ("off", "ply", "obj")
 KINDS = (*MESHES, "xyz", "npy")
 
 
-def read_points(file: Path, n: int = 1024, *, generator: torch.Generator | None = None) -> Tensor:
+def read_points(file: AnyPath, n: int = 1024, *, generator: torch.Generator | None = None) -> Tensor:
     """Points, float32 (m, 3), as they stand in the file; `on_unit_sphere` brings them to the size of a data set's.
 
     A mesh with faces gives `n` points on its surface, drawn with `generator` (or the same every time); a file without
     gives all of its points. XYZ is text with three numbers or more a line; NPY an array (m, 3), or (m, 6) with normals.
     """
+    file = path_of("read_points", "file", file)
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"read_points: n must be a whole number of points ≥ 1; got {n!r}.")
     kind = file.suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise DataError(f"{file} must be one of {', '.join(f'.{each}' for each in KINDS)}; convert it.")

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from sinkformers.data.catalogue import DataFile, DataSet
 from sinkformers.data.checksum import fault_of
 from sinkformers.data.error import DataError, missing_library
+from sinkformers.data.folder import AnyPath, path_of
 from sinkformers.data.photographs import CLASSES, open_photographs
 
 MOST_NAMES = 3
@@ -23,11 +24,12 @@ class Status(NamedTuple):
     detail: str
 
 
-def status_of(entry: DataSet, folder: Path, *, verify: bool = False) -> Status:
+def status_of(entry: DataSet, folder: AnyPath, *, verify: bool = False) -> Status:
     """Look for the files of `entry` below the data folder: at their sizes, and to `verify` at their checksums too.
 
     What lies in another place than the catalogue's is taken as it is, and so are files that differ between users.
     """
+    folder = path_of("status_of", "folder", folder)
     if not entry.files:
         return _embedded(entry)
     found = {file: place for file in entry.files if (place := file.locate(folder))}

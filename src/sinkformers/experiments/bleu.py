@@ -47,6 +47,6 @@ def _library() -> Any:
         from sacrebleu import metrics
     except ModuleNotFoundError as error:
         raise ExperimentError(
-            "experiments with translation need sacrebleu; install it with pip install 'sinkformers[experiments]'."
+            "experiments with translation need sacrebleu; install it with pip install '.[experiments]' in your clone."
         ) from error
     return metrics

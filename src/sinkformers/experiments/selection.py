@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from sinkformers.experiments.artefact import Arm, Artefact, Cell, ExperimentError, Preset
 from sinkformers.experiments.catalogue import ARTEFACTS, find
 
+LARGEST = 999_999_999
+MOST = 10_000  # runs of one command
+
 
 def artefact_named(name: str) -> Artefact:
     found = find(name)
@@ -53,21 +56,34 @@ def cells(
             raise ExperimentError(f"--arms {' '.join(arms)} holds none of the arms of {preset_name}: {names}.")
         chosen = tuple(kept)
     which = preset.seeds if seeds is None else numbers("--seeds", seeds, lowest=0)
+    if len(which) * len(chosen) > MOST:
+        raise ExperimentError(
+            f"{len(which):,} seeds of {len(chosen):,} arms are {len(which) * len(chosen):,} runs, and {MOST:,} are the "
+            "most for one command. Choose fewer with --seeds, --n-iters or --arms."
+        )
     return [Cell(artefact.name, preset_name, arm, seed) for seed in which for arm in chosen]
 
 
 def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:
     """`0-2,5` as (0, 1, 2, 5)."""
-    found: list[int] = []
+    ranges: list[range] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if not match or last < first or first < lowest or last - first > 10_000:
+        if last < first or first < lowest:
             raise ExperimentError(
-                f"{option} must be whole numbers from {lowest} on, such as {lowest}-4 or {lowest},3,5; got {text!r}."
+                f"{option} must be whole numbers from {lowest} to {LARGEST:,}, such as {lowest}-4 or {lowest},3,5; "
+                f"got {_shortened(text)}."
             )
-        found += range(first, last + 1)
-    return tuple(dict.fromkeys(found))
+        ranges.append(range(first, last + 1))
+    many = sum(map(len, ranges))  # before they are written out
+    if many > MOST:
+        raise ExperimentError(f"{option} names {many:,} numbers, and {MOST:,} are the most; got {_shortened(text)}.")
+    return tuple(dict.fromkeys(number for each in ranges for number in each))
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def _with(arm: Arm, n_iters: int) -> Arm:

@@ -113,6 +113,6 @@ def _library() -> Any:
         import tokenizers
     except ModuleNotFoundError as error:
         raise ExperimentError(
-            "experiments with texts need tokenizers; install it with pip install 'sinkformers[experiments]'."
+            "experiments with texts need tokenizers; install it with pip install '.[experiments]' in your clone."
         ) from error
     return tokenizers

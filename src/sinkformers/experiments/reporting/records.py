@@ -82,10 +82,10 @@ def cell(record: Record) -> tuple[str, str, str, int]:
 
 
 def value(record: Record) -> float:
-    """The final value of the record's metric; NaN where training diverged."""
+    """The final value of the record's metric; NaN where training diverged, to infinity too."""
     final = number(record.final["test"], record.metrics["metric"])
     assert final is not None
-    return final
+    return final if math.isfinite(final) else math.nan
 
 
 def configs(records: Sequence[Record]) -> list[dict[str, Any]]:

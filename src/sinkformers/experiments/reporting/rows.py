@@ -75,8 +75,7 @@ class Row:
 def row(arm: str, runs: Sequence[Record], metric: str) -> Row:
     """All runs of an arm, none left out."""
     lower = metric in LOWER_IS_BETTER
-    diverged = math.inf if lower else -math.inf
-    values = [diverged if math.isnan(value(run)) else value(run) for run in runs]
+    values = ranked(metric, map(value, runs))
     return Row(
         arm=arm,
         settings=runs[0].metrics["settings"],
@@ -90,6 +89,12 @@ def row(arm: str, runs: Sequence[Record], metric: str) -> Row:
         columns=_columns(runs),
         layers=_layers(runs),
     )
+
+
+def ranked(metric: str, finals: Iterable[float]) -> list[float]:
+    """Final values of runs, such that one that diverged is worse than any that did not."""
+    diverged = math.inf if metric in LOWER_IS_BETTER else -math.inf
+    return [final if math.isfinite(final) else diverged for final in finals]
 
 
 def _at_the_start(run: Record) -> Mapping[str, Any]:

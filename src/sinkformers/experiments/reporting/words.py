@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from sinkformers.experiments.reporting.comparison import side, spoken
 from sinkformers.experiments.reporting.records import configs, number
-from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row
+from sinkformers.experiments.reporting.rows import LOWER_IS_BETTER, Row, ranked
 from sinkformers.experiments.reporting.summary import Summary
 
 STATISTICS = {"median", "mean", "best", "worst"}
@@ -173,7 +173,7 @@ def _medians(summary: Summary, name: str) -> list[str]:
         final = number(record.final["test"], name)
         if final is not None:
             finals.setdefault(record.metrics["arm"], []).append(final)
-    return [f"{amount(name, statistics.median(each))} ({arm})" for arm, each in finals.items()]
+    return [f"{amount(name, statistics.median(ranked(name, each)))} ({arm})" for arm, each in finals.items()]
 
 
 def _count(n: int, noun: str) -> str:
