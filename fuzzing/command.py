@@ -85,7 +85,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--backend", default="all", help="all, or some of native, torch, reference, auto, native:avx2, …"
     )
     parser.add_argument("--function", action="append", choices=list(FUNCTIONS), help="only these; may be repeated")
-    parser.add_argument("--case", type=int, help="run one case again, by its seed, and print its program")
+    parser.add_argument(
+        "--case", help="run one case again, by its seed or as printed with a failure; print its program"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--attempts", type=int, default=200, help="cases tried to reduce a failure")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which is slow")
@@ -105,9 +107,11 @@ def _chosen(wanted: str, available: list[str]) -> list[str]:
 def _replay(options: argparse.Namespace) -> int:
     child = Child(options.library)
     child.start()
-    case = draw(
-        options.case, _chosen(options.backend, child.backends), options.function, compiles=not options.no_compile
-    )
+    if options.case.isdecimal():
+        backends = _chosen(options.backend, child.backends)
+        case = draw(int(options.case), backends, options.function, compiles=not options.no_compile)
+    else:
+        case = Case.from_json(options.case)
     verdict = child.ask(case)
     print(case.to_json())
     print(snippet(case, verdict))
