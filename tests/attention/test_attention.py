@@ -60,7 +60,8 @@ def test_float64_to_1e_10(n_iters, cost, backend):
     bias = torch.randn(3, 13, 17, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(2, 1, 13, 17) > 0.3
     tau = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
-    got = sinkhorn_attention(q, k, v, bias.masked_fill(~mask, -torch.inf), n_iters=n_iters, cost=cost, tau=tau)
+    options = {"n_iters": n_iters, "cost": cost, "tau": tau, "backend": backend}
+    got = sinkhorn_attention(q, k, v, bias.masked_fill(~mask, -torch.inf), **options)
     exact = oracle.attention(q, k, v, n_iters, tau, mask, bias, cost)
     assert_close(got, exact, atol=1e-10, rtol=0)
     for a, b in zip(gradients(got, (*inputs, bias)), gradients(exact, (*inputs, bias)), strict=True):

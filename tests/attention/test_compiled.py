@@ -48,7 +48,7 @@ def recorded(function):
     """The function compiled in one graph, and the names of the operators in its forward and backward graphs."""
     names = []
 
-    def keep(graph, inputs):
+    def keep(graph, _inputs):
         names.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
         return make_boxed_func(graph.forward)
 

@@ -70,3 +70,26 @@ def test_the_implicit_gradient_of_the_hub(backend, handed_over):
     exact = oracle.attention(*doubles[:3], n_iters, doubles[3], bias=bias)
     compare(got, exact, inputs, doubles, bias, n_iters)
     assert set(handed_over) == {1}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lead", [(), (1,), (2, 1, 3)])
+@pytest.mark.parametrize("options", [{"tau": 0.5}, {"dropout_p": 0.4}, {"tau": 0.5, "dropout_p": 0.4}])
+def test_any_number_of_leading_axes(lead, options, backend, handed_over):
+    """Each head is recomputed with its own tau and its own place in the dropout, heads without an axis included."""
+    inputs = [30 * torch.randn(*lead, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    d_out = torch.randn(*lead, 6, 4, dtype=torch.float64)
+    both = []
+    for name in (backend, "reference"):
+        torch.manual_seed(3)
+        out = sinkhorn_attention(*inputs, scale=1.0, n_iters=5, backend=name, **options)
+        both.append([out, *torch.autograd.grad(out, inputs, d_out)])
+    assert handed_over
+    query, key, value = (x.detach() for x in inputs)
+    keep = 1 - options.get("dropout_p", 0.0)
+    d_weights = d_out @ value.mT / keep
+    of_weights, of_scores = oracle.tolerances(query @ key.mT, 5, d_weights, tau=options.get("tau", 1.0))
+    sums = [value, key, query, d_out]  # what weights or the scores' gradient are summed with
+    each = [error / keep for error in (of_weights, of_scores, of_scores, of_weights)]
+    for got, expected, error, other in zip(*both, each, sums, strict=True):
+        assert_close(got, expected, atol=error * other.abs().sum(-2).max().item(), rtol=0)

@@ -90,17 +90,17 @@ def test_peers_do_the_same_job(name, backward):
 def test_the_ten_lines_compute_the_same_before_they_are_compiled():
     from benchmarks.rows.loops import kernel_domain
 
-    row = of_torch(lambda q, k, v, case, real: kernel_domain(q, k, v, case.n_iters))
+    row = of_torch(lambda q, k, v, case, _real: kernel_domain(q, k, v, case.n_iters))
     assert agreement.check_attention(Case(2, 3, 17, 5, n_iters=5), row, "sinkhorn").deviation < 1e-5
 
 
 class WrongGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(_ctx, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(_ctx, grad: Tensor) -> Tensor:
         return 1.001 * grad
 
 
@@ -118,7 +118,7 @@ def test_a_small_fault_anywhere_is_refused(spoil):
     def attention(query, key, value, case, real):
         return torch.softmax(torch.zeros(()), 0) * sound(*spoil(query, key, value), case, real)
 
-    def sound(query, key, value, case, real):
+    def sound(query, key, value, case, _real):
         return (query @ key.mT / math.sqrt(case.d)).softmax(-1) @ value
 
     good = Row("sdpa", "good", of_torch(sound), formula="softmax")

@@ -95,7 +95,7 @@ def test_a_size_too_large_for_the_time_is_left_out_with_its_reason():
 def test_the_operator_is_compared_too(name):
     got = operator._entry(name, operator.TINY_ROWS[name], (7, 4, 4), 20)
     assert got.check().deviation < 1e-5
-    assert operator._entry(name, lambda x, n: x.softmax(-1), (7, 4, 4), 20).check().deviation > 1e-2
+    assert operator._entry(name, lambda x, _n: x.softmax(-1), (7, 4, 4), 20).check().deviation > 1e-2
 
 
 def test_peak_memory_sees_what_a_step_allocates():

@@ -52,7 +52,7 @@ def test_the_callback_anneals_under_the_trainer(tmp_path):
 
     model = to_sinkformer(hf.BertForSequenceClassification(hf.BertConfig(**TEXT)), 3)
     seen = []
-    model.register_forward_pre_hook(lambda module, args: seen.append(taus(module)[0]))
+    model.register_forward_pre_hook(lambda module, _args: seen.append(taus(module)[0]))
     data = [{"input_ids": torch.randint(5, 53, (7,)), "labels": torch.tensor(i % 2)} for i in range(8)]
     arguments = {"max_steps": 8, "per_device_train_batch_size": 2, "save_steps": 3, "seed": 1}
     quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}

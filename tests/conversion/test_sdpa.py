@@ -136,7 +136,7 @@ def test_selected_modules_are_caught_whole():
     assert (model(x) - softmax).abs().max() > 1e-6
     assert list(model.sinkformer_report.converted) == ["blocks.1"]
     # Named again around it, the converted one is not caught twice.
-    to_sinkformer(model, 5, adapter="sdpa", select=lambda name, module: name in ("", "blocks.0"))
+    to_sinkformer(model, 5, adapter="sdpa", select=lambda name, _module: name in ("", "blocks.0"))
     assert list(model.sinkformer_report.converted) == ["blocks.0", "blocks.1"]
     model(x)
     assert all(
@@ -180,10 +180,11 @@ def test_causal_masks_are_refused():
     model = to_sinkformer(Block(), 3, adapter="sdpa")
     causal = torch.ones(7, 7, dtype=torch.bool).tril()
     floats = torch.zeros(7, 7, dtype=torch.float64).masked_fill(~causal, -torch.inf)
-    for mask in (causal, causal & KEYS, floats):
-        with pytest.raises(NotImplementedError, match=r"SinkhornBlock was given a causal mask.*`select`"):
-            model(tokens(), mask)
     x = tokens()
+    for mask in (causal, causal & KEYS, floats, causal.mT, causal | (torch.arange(7) < 3)):
+        with pytest.raises(NotImplementedError, match=r"SinkhornBlock: attn_mask must not order the tokens.*`select`"):
+            model(x, mask)
+        assert to_sinkformer(copy.deepcopy(model), 3, allow_one_way_mask=True)(x, mask).isfinite().all()
     assert model(x, torch.eye(7, dtype=torch.bool)).isfinite().all()  # the diagonal alone hides nothing later
     set_n_iters(model, 1)
     expected = to_transformer(copy.deepcopy(model))(x, causal)

@@ -171,8 +171,8 @@ def test_causal_masks_in_an_encoder_raise():
     ("select", "picked"),
     [
         ("layers.1.*", ["layers.1.self_attn"]),
-        (lambda name, module: name.startswith("layers.0"), ["layers.0.self_attn"]),
-        (lambda name, module: isinstance(module, nn.MultiheadAttention), ["layers.0.self_attn", "layers.1.self_attn"]),
+        (lambda name, _module: name.startswith("layers.0"), ["layers.0.self_attn"]),
+        (lambda _name, module: isinstance(module, nn.MultiheadAttention), ["layers.0.self_attn", "layers.1.self_attn"]),
     ],
 )
 def test_select_picks(select, picked):
@@ -200,7 +200,7 @@ def test_a_second_call_adds_and_changes():
 def test_settings_change_where_select_says():
     model = to_sinkformer(encoder(), 3)
     set_n_iters(model, 7, select="*.1.*")
-    set_tau(model, 0.25, select=lambda name, module: "0" in name)
+    set_tau(model, 0.25, select=lambda name, _module: "0" in name)
     assert (model.layers[0].self_attn.sinkhorn.n_iters, model.layers[0].self_attn.sinkhorn.tau) == (3, 0.25)
     assert (model.layers[1].self_attn.sinkhorn.n_iters, model.layers[1].self_attn.sinkhorn.tau) == (7, 1.0)
 
@@ -362,7 +362,7 @@ def test_known_pooling_stays_softmax():
         (lambda m: to_sinkformer(m, select=3), TypeError, r"select must be a pattern.*got int"),
         (lambda m: to_sinkformer(m, adapter="mine"), ValueError, r"must be None or one of 'sinkformers', .*'mine'"),
         (lambda m: to_sinkformer(m, select="layer.*"), ValueError, r"select holds none.*'layers.0.self_attn'"),
-        (lambda m: to_sinkformer(nn.Linear(2, 2)), ValueError, r"this Linear has no.*No attention was found at all"),
+        (lambda _m: to_sinkformer(nn.Linear(2, 2)), ValueError, r"this Linear has no.*No attention was found at all"),
         (lambda m: set_n_iters(m, 3), ValueError, r"set_n_iters: nothing in this TransformerEncoder is converted"),
         (lambda m: set_tau(m, 2), ValueError, r"set_tau: tau must lie in"),
         (lambda m: set_tau(to_sinkformer(m), 0.5, select="x"), ValueError, r"select='x' holds none of the converted"),

@@ -102,7 +102,7 @@ def test_the_others_say_that_they_have_none(function):
     "function",
     [
         lambda c, t: sinkhorn(c, n_iters=9, tau=t, backend="torch"),
-        lambda c, t: sinkhorn(c, n_iters=1),
+        lambda c, _t: sinkhorn(c, n_iters=1),
         lambda c, t: sinkhorn_limit(c, tau=t, max_iters=101, return_info=True)[0],
         lambda c, t: sinkhorn_attention(c, *TOKENS[1:], n_iters=9, tau=t, backend="torch"),
         lambda c, t: sinkhorn_attention(c, *TOKENS[1:], n_iters=9, tau=t, gradient="implicit", backend="torch"),

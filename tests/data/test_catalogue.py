@@ -42,7 +42,7 @@ def test_every_checksum_belongs_to_one_set():
     assert len({file.path for file in FILES}) == len(FILES) == 42
 
 
-def test_a_name_that_is_not_there(tmp_path):
+def test_a_name_that_is_not_there():
     with pytest.raises(DataError, match=r"no data set 'mnits'; did you mean mnist\? there are mnist, digits, dogs-vs-"):
         find_data_set("mnits")
     with pytest.raises(DataError, match=r"no data set 'xyz'; there are mnist, digits, .*, multi30k\.$"):

@@ -170,7 +170,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, arrays, message):
     assert str(caught.value).endswith("delete it and " + modelnet40.BY_HAND + ".")
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"<html>" + b, lambda b: b""])
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"<html>" + b, lambda _b: b""])
 def test_a_damaged_file_is_refused(tmp_path, damage):
     file = write(tmp_path) / "ply_data_test1.h5"
     file.write_bytes(damage(file.read_bytes()))

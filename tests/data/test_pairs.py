@@ -38,7 +38,8 @@ def talks(tmp_path, monkeypatch):
     return folder
 
 
-def test_multi30k_has_its_parts_in_order(flickr, tmp_path):
+@pytest.mark.usefixtures("flickr")
+def test_multi30k_has_its_parts_in_order(tmp_path):
     found = load_multi30k(tmp_path)
     assert (found.name, found.source, found.target, found.note) == ("multi30k", "de", "en", "")
     assert list(found.tests) == ["test_2016_flickr", "test_2017_flickr", "test_2017_mscoco"]

@@ -30,12 +30,12 @@ def test_the_set():
     ("name", "equation"),
     [
         ("sphere", lambda x, y, z: x**2 + y**2 + z**2 - 1),
-        ("cylinder", lambda x, y, z: x**2 + y**2 - 1),
+        ("cylinder", lambda x, y, _z: x**2 + y**2 - 1),
         ("cone", lambda x, y, z: (x**2 + y**2).sqrt() - (1 - z) / 2),
         ("torus", lambda x, y, z: ((x**2 + y**2).sqrt() - 1) ** 2 + z**2 - 0.35**2),
-        ("disc", lambda x, y, z: z),
+        ("disc", lambda _x, _y, z: z),
         ("cube", lambda x, y, z: torch.stack([x, y, z]).abs().amax(0) - 1),
-        ("helix", lambda x, y, z: x - torch.cos(3 * math.pi * (z + 1))),
+        ("helix", lambda x, _y, z: x - torch.cos(3 * math.pi * (z + 1))),
         ("cross", lambda x, y, z: torch.stack([x, y, z]).abs().sort(0).values[1]),
     ],
 )

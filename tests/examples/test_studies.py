@@ -18,7 +18,7 @@ def toy_cell(arm, seed):
     return {**cell, "unadapted": {"0.5": 0.55}} if arm == "SoftMax" else cell
 
 
-def forbidden(arm, seed):
+def forbidden(_arm, _seed):
     raise AssertionError("trained again")
 
 

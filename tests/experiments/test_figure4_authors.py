@@ -118,7 +118,7 @@ def test_batches_are_drawn_whatever_the_lengths(made):
 def test_embedded_tokens_are_not_dropped(made):
     model = made.model().train()
     model.encoder = torch.nn.Identity()
-    model.encoder.forward = lambda x, mask: x
+    model.encoder.forward = lambda x, _mask: x
     tokens = made.train.padded(torch.arange(3))
     assert torch.equal(model(*tokens), model(*tokens))
     assert {layer.eps for layer in made.model().modules() if isinstance(layer, torch.nn.LayerNorm)} == {1e-6}

@@ -44,7 +44,7 @@ class Page(HTMLParser):
 
 
 def report(root, out, artefact=None):
-    return page.write(summarise(find([root]), lambda name: artefact), out).read_text(encoding="utf-8")
+    return page.write(summarise(find([root]), lambda _name: artefact), out).read_text(encoding="utf-8")
 
 
 def write_runs(root):

@@ -226,7 +226,7 @@ def test_a_run_that_was_stopped_comes_to_the_same_bits(kind, tmp_path):
                 raise Stopped
 
         def training(hook, made=made, name=name):
-            hooks = Hooks(hook, lambda record, seconds: None, lambda: None)
+            hooks = Hooks(hook, lambda _record, _seconds: None, lambda: None)
             (tmp_path / name).mkdir(exist_ok=True)
             return Training(made, {"seed": 3}, tmp_path / name, Accelerator(cpu=True), hooks)
 

@@ -84,7 +84,7 @@ def test_every_step_has_its_rate_also_after_a_stop(tmp_path):
 
 @pytest.fixture
 def artefact():
-    def task(preset, arm, seed, data):
+    def task(_preset, arm, seed, _data):
         made = ToyTask(seed, n_iters=arm.n_iters, epochs=2)
         made.files = lambda: {"note.txt": arm.name.encode()}
         return made

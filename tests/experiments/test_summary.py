@@ -16,7 +16,7 @@ ARMS = (Arm("n-1", {"n_iters": 1}), Arm("n-3", {"n_iters": 3}))
 
 
 def summary_of(root, artefact=None):
-    [summary] = summarise(find([root]), lambda name: artefact)
+    [summary] = summarise(find([root]), lambda _name: artefact)
     return summary
 
 

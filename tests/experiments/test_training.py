@@ -44,7 +44,7 @@ def train(task, folder, *, seed=0, stop_after=None, save_every=0.0, precision="n
     folder.mkdir(exist_ok=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
     identity = {"seed": seed, **task.facts}
-    training = Training(task, identity, folder, accelerator, Hooks(step, lambda record, seconds: None, saving))
+    training = Training(task, identity, folder, accelerator, Hooks(step, lambda _record, _seconds: None, saving))
     return training.run(save_every)
 
 
@@ -167,7 +167,8 @@ finally:
 def test_two_processes_do_what_one_does(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DISTRIBUTED)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     for folder, start in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
         (tmp_path / folder).mkdir()
         command = [sys.executable, *start, str(script), str(tmp_path / folder), "2"]

@@ -112,7 +112,7 @@ def test_conversion_at_one_iteration_leaves_every_digit():
 
 def test_perfect_translations_score_a_hundred(monkeypatch):
     made = task()
-    monkeypatch.setattr(made, "_translated", lambda model, examples: [made.references[k] for k in examples.tolist()])
+    monkeypatch.setattr(made, "_translated", lambda _model, examples: [made.references[k] for k in examples.tolist()])
     assert made.evaluate(made.model(), Accelerator(cpu=True))["bleu"] == pytest.approx(100)
 
 
@@ -120,7 +120,7 @@ def test_pieces_of_words_are_scored_as_words_both_ways(monkeypatch):
     made = task(PIECES, vocabulary=None)
     assert (made.translator.source.size, made.translator.target.size) == (4 + 6, 4 + 6)
     truth = ["a two .", "two &apos;s guar ."]
-    monkeypatch.setattr(made, "_translated", lambda model, examples: [truth[k] for k in examples.tolist()])
+    monkeypatch.setattr(made, "_translated", lambda _model, examples: [truth[k] for k in examples.tolist()])
     scores = made.evaluate(made.model(), Accelerator(cpu=True))
     # Two sentences without a word of four: sacrebleu smooths what is missing, and nothing else is.
     assert scores["bleu_tokenised"] == pytest.approx(bleu(truth, truth, tokenised=True).score)

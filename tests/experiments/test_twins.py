@@ -15,7 +15,7 @@ from sinkformers.experiments.workbench.runner import run
 from sinkformers.experiments.workbench.twins import find_twin
 
 
-def task(preset, arm, seed, data):
+def task(_preset, arm, seed, _data):
     made = ToyTask(seed, n_iters=arm.n_iters, rate=arm.settings.get("rate", 0.01), epochs=2)
     made.files = lambda: {"note.txt": b"kept"}
     return made

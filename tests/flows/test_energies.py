@@ -28,7 +28,7 @@ def definition(measure, projections, eps, cost):
     return -0.5 * (mass @ (kernel * (kernel.log() - scores)) @ mass)
 
 
-@pytest.mark.parametrize("make", [tied, lambda k, d: indefinite(d)])
+@pytest.mark.parametrize("make", [tied, lambda _k, d: indefinite(d)])
 @pytest.mark.parametrize("eps", [1.0, 0.6])
 def test_maps_are_gradients_of_energies(make, eps):
     measure, projections = weighted(13, 3), make(5, 3)

@@ -43,7 +43,7 @@ def test_without_normalisation_it_is_an_integral(cost):
 
 
 @pytest.mark.parametrize("cost", ["dot", "l2"])
-@pytest.mark.parametrize("make", [general, tied, lambda k, d: indefinite(d)])
+@pytest.mark.parametrize("make", [general, tied, lambda _k, d: indefinite(d)])
 def test_the_limit_is_the_operators(make, cost):
     """The averaged update and alternating both, against the core's limit."""
     measure, projections = weighted(13, 3), make(5, 3)

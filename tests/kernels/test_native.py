@@ -59,13 +59,15 @@ CASES = {
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_teams_agree_with_the_definition(two_threads, case, heads):
+@pytest.mark.usefixtures("two_threads")
+def test_teams_agree_with_the_definition(case, heads):
     check(case, heads)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_blocks_made_again_agree_with_the_definition(two_threads, little_room, case, heads):
+@pytest.mark.usefixtures("two_threads", "little_room")
+def test_blocks_made_again_agree_with_the_definition(case, heads):
     check(case, heads)
 
 
@@ -134,14 +136,16 @@ def test_tiny_matrices_save_nothing_but_the_scores():
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
-def test_the_same_bits_every_time(two_threads, heads):
+@pytest.mark.usefixtures("two_threads")
+def test_the_same_bits_every_time(heads):
     inputs = tokens(1, heads, dtype=torch.float32)
     runs = [outputs(lambda *x: sinkhorn_attention(*x, n_iters=5, backend="native"), inputs) for _ in range(5)]
     for run in runs[1:]:
         assert all(a.equal(b) for a, b in zip(run, runs[0], strict=True))
 
 
-def test_several_callers_at_once(two_threads):
+@pytest.mark.usefixtures("two_threads")
+def test_several_callers_at_once():
     inputs = [tokens(2, 3, dtype=torch.float32) for _ in range(4)]
     expected = [outputs(lambda *x: sinkhorn_attention(*x, n_iters=5, backend="native"), each) for each in inputs]
     got = [None] * 4
@@ -185,7 +189,8 @@ def test_the_floating_point_mode_is_left_alone():
     assert (tiny * 1.0).item() != 0
 
 
-def test_the_workspace_is_given_back(two_threads):
+@pytest.mark.usefixtures("two_threads")
+def test_the_workspace_is_given_back():
     def resident():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -199,7 +204,8 @@ def test_the_workspace_is_given_back(two_threads):
 
 
 @pytest.mark.parametrize("shape", [(1, 900, 900), (2, 300, 500)])
-def test_the_operator_shares_a_matrix_between_threads(two_threads, shape):
+@pytest.mark.usefixtures("two_threads")
+def test_the_operator_shares_a_matrix_between_threads(shape):
     scores = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     results = [outputs(lambda c: sinkhorn(c, n_iters=5, backend=b), [scores]) for b in ("native", "torch")]  # noqa: B023
     for a, b in zip(*results, strict=True):

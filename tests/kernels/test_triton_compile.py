@@ -41,7 +41,7 @@ class Driver:
     def get_current_device(self):
         return self.target.arch
 
-    def get_current_stream(self, device):
+    def get_current_stream(self, _device):
         return 0
 
 
@@ -52,8 +52,8 @@ def compiled(monkeypatch, tmp_path):
     kernels = {}
     run = JITFunction.run
 
-    def compile_only(self, *args, warmup, **options):
-        kernel = run(self, *args, warmup=True, **options)
+    def compile_only(self, *args, **options):
+        kernel = run(self, *args, **{**options, "warmup": True})
         kernels.setdefault(self.fn.__name__, []).append(kernel)
         return kernel
 
@@ -76,7 +76,7 @@ def attend(dtype, d, e, n_iters, full):
         entries = torch.ones(1, 1, n, m, dtype=torch.bool)
         masks = [torch.zeros(1, 3, n, m, dtype=dtype), entries, *token_masks, torch.ones(2, 3), torch.tensor(5)]
     out, f, excess = attention_forward(q, k, v, *masks, n_iters, 0.1, full, 0.1)
-    attention_backward(out, q, k, v, out, *masks, f, excess, n_iters, 0.1, full, 0.1, full)
+    attention_backward(out.to(q.dtype), q, k, v, out, *masks, f, excess, n_iters, 0.1, full, 0.1, full)
 
 
 def check(kernels, capability):

@@ -135,7 +135,7 @@ def test_a_converted_transformer_equals_the_sinkformer_built_as_one(first):
 def test_what_is_watched_is_what_attends(options):
     made, x = model(**options), points()
     inputs = []
-    made.attention[0].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    made.attention[0].register_forward_pre_hook(lambda _module, args: inputs.append(args[0]))
     with sinkformers.watch_attention(made) as watch:
         made(x)
     key = made.attention[0].key(inputs[0])

@@ -43,7 +43,7 @@ def test_the_authors_width_and_order_of_dropout():
     made = SetTransformer(**{**SMALL, **AUTHORS, "dropout": 1.0, "norm": False}, n_iters=3).double()
     assert_close(made(points()), made.head.bias.expand(2, -1), atol=0, rtol=0)
     seen = []
-    made.pool.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    made.pool.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     made(points())
     assert seen[0].eq(0).all()
     assert made.sab is None

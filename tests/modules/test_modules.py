@@ -222,9 +222,22 @@ ERRORS = [
     (lambda m, x: m(x, x, x, attn_mask=torch.ones(5) > 0), ValueError, r"attn_mask must be \(n, m\)"),
     (
         lambda m, x: m(*[torch.nested.nested_tensor([x[0], x[1, :3]])] * 3),
-        ValueError,
-        "nested tensors are not supported",
+        TypeError,
+        "query must be a dense tensor; got a nested one",
     ),
+    (lambda m, x: m(x, x.to_sparse(), x), TypeError, "key must be a dense tensor; got one of layout torch.sparse_coo"),
+    (lambda m, x: m(x, x, x.to("meta")), ValueError, "value must be on the device of query, cpu; got meta"),
+    (
+        lambda m, x: m(x, x, x, attn_mask=(torch.ones(5, 5) > 0).to("meta")),
+        ValueError,
+        "attn_mask must be on the device of query",
+    ),
+    (
+        lambda m, x: m(x, x, x, key_padding_mask=(torch.ones(3, 5) > 0).to("meta")),
+        ValueError,
+        "key_padding_mask must be on the device of query",
+    ),
+    (lambda m, x: m(x, x, x, attn_mask=torch.ones(6, 5, 7) > 0), ValueError, r"= \(6, 5, 5\); got shape \(6, 5, 7\)"),
 ]
 
 

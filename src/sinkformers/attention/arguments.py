@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.attention.participants import Masks
 from sinkformers.core import checks
 from sinkformers.core.registration import autocasts
@@ -17,6 +18,7 @@ CALLER = "sinkhorn_attention"
 def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     for name, tokens in (("query", query), ("key", key), ("value", value)):
         checks.tensor(CALLER, name, tokens, min_dim=2)
+    checks.one_device(CALLER, "query", query, key=key, value=value)
     if autocasts(query.device):
         low = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x if x.dtype == torch.float64 else x.to(low) for x in (query, key, value))
@@ -107,22 +109,35 @@ def refuse_causal(caller: str) -> NoReturn:
     )
 
 
+def check_order(
+    attn_mask: Tensor | None, masks: Masks, n_iters: int, tau: float | Tensor, allow_one_way_mask: bool
+) -> None:
+    """Refuse a mask that orders the tokens, unless the weights are SoftMax; a tensor `tau` is not read."""
+    if allow_one_way_mask or n_iters == 1 or (not isinstance(tau, Tensor) and tau == 0):
+        return
+    remedy = "Take n_iters=1 or tau=0, which is SoftMax, or pass allow_one_way_mask=True if that is meant."
+    refuse_one_way(CALLER, attn_mask, masks.queries, masks.keys, remedy=remedy)
+
+
 def triangle(query: Tensor, key: Tensor) -> Tensor:
     return query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
 
 
-def check_masks(attn_mask: Any, query_mask: Any, key_mask: Any, shape: torch.Size) -> Masks:
-    """All masks with the rank of the scores `shape` = (…, n, m), or one less."""
+def check_masks(attn_mask: Any, query_mask: Any, key_mask: Any, query: Tensor, m: int) -> Masks:
+    """All masks with the rank of the scores (…, n, m) of `query` (…, n, d), or one less."""
+    checks.one_device(CALLER, "query", query, attn_mask=attn_mask, query_mask=query_mask, key_mask=key_mask)
+    tokens, shape = query.shape[:-1], torch.Size((*query.shape[:-1], m))
     bias = entries = None
     if attn_mask is not None:
-        if isinstance(attn_mask, Tensor) and attn_mask.is_floating_point():
+        if isinstance(attn_mask, Tensor) and (attn_mask.is_floating_point() or attn_mask.is_complex()):
+            checks.floating(CALLER, "attn_mask", attn_mask)
             checks.broadcasts(CALLER, "attn_mask", attn_mask, shape, "(…, n, m)")
             bias = with_rank(attn_mask, len(shape))
         else:
             checks.mask(CALLER, "attn_mask", attn_mask, shape, "(…, n, m)")
             entries = with_rank(attn_mask, len(shape))
-    queries = _check_token_mask("query_mask", query_mask, shape[:-1])
-    keys = _check_token_mask("key_mask", key_mask, torch.Size((*shape[:-2], shape[-1])))
+    queries = _check_token_mask("query_mask", query_mask, tokens)
+    keys = _check_token_mask("key_mask", key_mask, torch.Size((*tokens[:-1], m)))
     return Masks(bias, entries, queries, keys)
 
 
@@ -130,7 +145,10 @@ def _check_token_mask(name: str, mask: Any, shape: torch.Size) -> Tensor | None:
     """A mask (batch, n), to which a head axis is added where the tokens (batch, heads, n) have one."""
     if mask is None:
         return None
-    if isinstance(mask, Tensor) and 2 <= mask.dim() < len(shape):
-        mask = mask.reshape(*mask.shape[:-1], *(1,) * (len(shape) - mask.dim()), mask.shape[-1])
-    checks.mask(CALLER, name, mask, shape, "the tokens")
-    return with_rank(mask, len(shape))
+    if not isinstance(mask, Tensor) or mask.is_nested or not 2 <= mask.dim() < len(shape):
+        checks.mask(CALLER, name, mask, shape, "the tokens")
+        return with_rank(mask, len(shape))
+    checks.dense(CALLER, name, mask)
+    full = mask.reshape(*mask.shape[:-1], *(1,) * (len(shape) - mask.dim()), mask.shape[-1])
+    checks.mask(CALLER, name, full, shape, "the tokens", given=mask.shape)
+    return full

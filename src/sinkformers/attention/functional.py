@@ -9,6 +9,7 @@ from sinkformers.attention.arguments import (
     check_causal,
     check_implicit,
     check_masks,
+    check_order,
     check_scale,
     check_tokens,
     check_triton,
@@ -44,6 +45,7 @@ def sinkhorn_attention(
     key_mask: Tensor | None = None,
     gradient: str = "unrolled",
     backend: str = "auto",
+    allow_one_way_mask: bool = False,
 ) -> Tensor:
     """Attention whose weights are normalised by Sinkhorn's algorithm instead of SoftMax.
 
@@ -65,6 +67,9 @@ def sinkhorn_attention(
         gradient: `"unrolled"`, the exact gradient of the steps taken, or `"implicit"`, that of the limit at the weights
             reached (odd `n_iters` ≥ 3).
         backend: `auto`, `torch`, or `reference`, which can be differentiated twice.
+        allow_one_way_mask: accept a square `attn_mask` that orders the tokens, as a triangle does. Without it such a
+            mask is refused unless the weights are SoftMax (`n_iters=1` or the number `tau=0`): column sums run over all
+            queries, so outputs would depend on tokens that the mask hides (docs/attention.md).
 
     Returns:
         (…, n, e) in the dtype of the query. Queries out of the game give zeros.
@@ -81,10 +86,10 @@ def sinkhorn_attention(
         (torch.Size([2, 4, 10, 16]), 0.0)
     """
     query, key, value = check_tokens(query, key, value, enable_gqa)
-    heads_lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
+    n, m = query.shape[-2], key.shape[-2]
     n_iters = checks.iterations(CALLER, n_iters)
     checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
-    relaxation = checks.relaxation(CALLER, tau, heads_lead, zero=gradient == "unrolled")
+    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=gradient == "unrolled")
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
     chosen = backends.choose(CALLER, backend, query.device)
@@ -96,23 +101,26 @@ def sinkhorn_attention(
     if is_causal:
         check_causal(attn_mask, n_iters == 1 or softmax)
     scale = check_scale(scale, query)
-    masks = check_masks(attn_mask, query_mask, key_mask, torch.Size((*heads_lead, n, m)))
+    masks = check_masks(attn_mask, query_mask, key_mask, query, m)
+    check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
     if is_causal and n < m:  # the keys after the last query are seen by none
         key, value, m = key[..., :n, :], value[..., :n, :], n
         masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
+    if 0 in (*query.shape[:-2], n, m, value.shape[-1]):
+        return _nothing(*spread(query, key, value, enable_gqa), masks.bias, relaxation)
+    if query.shape[-1] == 0:  # a feature that is zero gives the same scores
+        query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
     if softmax and backend == "auto":
         return softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, cost == "l2")
     if is_causal:
         masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
     query, key, value = spread(query, key, value, enable_gqa)
-    if n == 0 or m == 0:
-        return ((query @ key.mT).softmax(-1) @ value) * (1 - dropout_p)
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
     by_head = relaxation_tensor(relaxation, query)
     if chosen == "reference":
         return _reference_attention(query, key, value, masks, by_head, seed, n_iters, scale, cost == "l2", dropout_p)
     settings = (n_iters, scale, cost == "l2", dropout_p, gradient == "implicit", chosen)
-    return attend(query, key, value, *masks, by_head, seed, *settings)[0]
+    return attend(query, key, value, *masks, by_head, seed, *settings)[0].to(query.dtype)
 
 
 def attention_with_weights(
@@ -127,10 +135,12 @@ def attention_with_weights(
     tau: float | Tensor = 1.0,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
+    allow_one_way_mask: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`sinkhorn_attention` for those who want to see the weights (…, n, m): output and weights, after dropout."""
     query, key, value = check_tokens(query, key, value, False)
-    masks = check_masks(attn_mask, query_mask, key_mask, torch.Size((*query.shape[:-1], key.shape[-2])))
+    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
+    check_order(attn_mask, masks, n_iters, tau, allow_one_way_mask)
     scale = check_scale(scale, query)
     dtype = working_dtype(query.dtype)
     with without_autocast(query.device):
@@ -140,6 +150,13 @@ def attention_with_weights(
         weights = F.dropout(sinkhorn(problem.scores, n_iters=n_iters, tau=tau), dropout_p)
         out = silence(weights @ silence(value.to(dtype), who.keys), who.queries)
     return out.to(query.dtype), weights.to(query.dtype)
+
+
+def _nothing(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:
+    """Zeros (…, n, e), where there are no keys, or no output at all: an empty sum is 0. All gradients are zeros."""
+    inputs = (each for each in (query, key, value, bias, tau) if isinstance(each, Tensor))
+    zero = sum(each.reshape(-1)[:0].sum() for each in inputs)
+    return query.new_zeros(*query.shape[:-1], value.shape[-1]) + zero
 
 
 def _reference_attention(

@@ -1,8 +1,9 @@
 """`sinkformers::attend`: query, key and value to output as one operator, with its exact gradient as another.
 
-Between forward and backward only vectors are kept, a few per step, beside inputs and output. The weights are made
-again, and so is the dropout, from its seed. The native kernels serve where they can; a head whose scalings leave their
-range is done again in torch, where the log domain takes it.
+Between forward and backward only vectors are kept, a few per step, beside inputs and output. The output of tokens in
+half precision is kept in float32: backward subtracts its product with the incoming gradient from numbers nearly as
+large, which would magnify its rounding. The weights are recomputed, and so is the dropout, from its seed. The native
+kernels serve where they can; a head whose scalings leave their range is recomputed in torch, in the log domain.
 """
 
 from typing import Any
@@ -84,7 +85,7 @@ def _native_backward(
     d_out: Tensor, out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, wants_bias: bool
 ) -> Gradients:
     args, options = _for_kernel(tokens, settings)
-    saved = (out.to(d_out.dtype), steps.u, steps.s, steps.r)
+    saved = (out, steps.u, steps.s, steps.r)
     d_query, d_key, d_value, d_scores, d_tau, safe = backends.native().attention_backward(
         d_out, *args, saved=saved, wants_bias=wants_bias, **options
     )
@@ -96,7 +97,7 @@ def _native_backward(
 def _plain_backward(
     d_out: Tensor, out: Tensor, tokens: Tokens, settings: Settings, steps: Steps, wants_bias: bool
 ) -> Gradients:
-    grads, safe = plain.backward(d_out, out.to(d_out.dtype), tokens, settings, steps, wants_bias=wants_bias)
+    grads, safe = plain.backward(d_out, out, tokens, settings, steps, wants_bias=wants_bias)
     hand_over.mend_backward(grads, safe, d_out, tokens, settings)
     return grads
 
@@ -131,7 +132,7 @@ def _attend(
     tokens = _tokens(query, key, value, Masks(bias, entries, queries, keys), tau, seed, backend, l2)
     out, steps = _FORWARD[backend](tokens, Settings(n_iters, scale, l2, dropout_p))
     u, s, r, safe = (part.contiguous() for part in steps)
-    return out.to(query.dtype), u, s, r, safe
+    return out, u, s, r, safe
 
 
 attend_operator = torch.library.custom_op("sinkformers::attend", _attend, mutates_args=())
@@ -140,7 +141,7 @@ attend_operator = torch.library.custom_op("sinkformers::attend", _attend, mutate
 @attend_operator.register_fake
 def _(query, key, value, bias, entries, queries, keys, tau, seed, n_iters, scale, l2, dropout_p, implicitly, backend):
     *leading, n, _ = query.shape
-    out = query.new_empty(*leading, n, value.shape[-1])
+    out = query.new_empty(*leading, n, value.shape[-1], dtype=working_dtype(query.dtype))
     return out, *step_outputs(query, leading, n, key.shape[-2], n_iters)
 
 
@@ -213,10 +214,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _backward(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if d_out is None:
         return (None,) * 15
-    saved, wants_bias = ctx.saved_tensors, ctx.needs_input_grad[3]
+    saved, wants_bias, wants_tau = ctx.saved_tensors, ctx.needs_input_grad[3], ctx.needs_input_grad[7]
     d_query, d_key, d_value, d_bias, d_tau = attend_backward(d_out, *saved, *ctx.settings, wants_bias)
     d_bias = d_bias if wants_bias else None
-    return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7]), *(None,) * 7
+    return d_query, d_key, d_value, d_bias, None, None, None, reduce_to(d_tau, saved[7], wants_tau), *(None,) * 7
 
 
 tracing.take_apart(attend_operator, _attend, backend=14)

@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
         """The heads where `which` (...) holds, stacked along one leading axis."""
 
         def pick(part: Tensor | None, ending: int) -> Tensor | None:
-            return part if part is None else part.expand(*which.shape, *part.shape[part.dim() - ending :])[which]
+            return part if part is None else part.expand((*which.shape, *part.shape[part.dim() - ending :]))[which]
 
         bias, entries, queries, keys = self.masks
         masks = Masks(pick(bias, 2), pick(entries, 2), pick(queries, 1), pick(keys, 1))

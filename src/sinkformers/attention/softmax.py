@@ -7,6 +7,7 @@ from torch import Tensor
 from sinkformers.attention.arguments import spread, triangle
 from sinkformers.attention.participants import Masks, centred, combine, silence
 from sinkformers.core.problem import working_dtype
+from sinkformers.core.registration import explain_second_derivative
 from sinkformers.core.sinkhorn import with_rank
 
 
@@ -56,6 +57,7 @@ def softmax_attention(
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+    explain_second_derivative(out)
     return silence(out[(0,) * padded][..., :width], who.queries).to(dtype)
 
 

@@ -106,7 +106,7 @@ def backward(
     one = again(d_out.new_ones(()), d_out)
     seed = None if tokens.seed is None else again(tokens.seed, d_out)
     apart = tokens._replace(query=tokens.query * one, seed=seed)
-    grads, safe = plain.backward(d_out, out.to(d_out.dtype), apart, settings, steps, wants_bias=wants_bias, traced=True)
+    grads, safe = plain.backward(d_out, out, apart, settings, steps, wants_bias=wants_bias, traced=True)
     mend_gradients(*grads, safe, d_out, *_flat(tokens), *settings)
     return grads
 

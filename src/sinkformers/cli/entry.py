@@ -9,6 +9,13 @@ import sys
 def main() -> None:
     """Run the `sinkformers` command on `sys.argv`."""
     try:
+        _main()
+    except KeyboardInterrupt:  # while modules are imported; commands have their own answer
+        sys.exit(130)
+
+
+def _main() -> None:
+    try:
         import rich  # noqa: F401  (tables need it; typer does without)
 
         from sinkformers.cli.app import app

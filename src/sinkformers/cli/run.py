@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sinkformers.experiments.artefact import Artefact, Cell, Preset
 
 WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they say nothing and report nothing
+SAVING = "\nsinkformers: saving after this step; once more to end at once.\n"
 
 
 def run(
@@ -38,7 +39,8 @@ def run(
 ) -> None:
     """Train what is missing of an artefact, then print its table and write its report.
 
-    Stop it whenever you like: the same command goes on where it was, and any number of them may share one --out.
+    Stop it with Ctrl-C whenever you like: it saves what it is at, and the same command goes on there. Press it again
+    to end at once. Any number of commands may share one --out.
     """
     with _refusing():
         chosen, cells = _select(artefact, preset, seeds, n_iters, arms or [])
@@ -60,13 +62,18 @@ def run(
 def _refusing() -> Iterator[None]:
     from sinkformers.data import DataError
     from sinkformers.experiments.artefact import ExperimentError
+    from sinkformers.experiments.workbench.stopping import FINISHED, Stopped
 
     try:
         yield
     except (ExperimentError, DataError) as error:
         refuse(str(error))
+    except Stopped as stopped:
+        if os.environ.get("RANK", "0") != "0":
+            raise typer.Exit(stopped.code) from None
+        refuse(f"stopped. {stopped.what_next}", stopped.code)
     except KeyboardInterrupt:
-        refuse("stopped. The same command goes on where it was.", STOPPED)
+        refuse(f"stopped. {FINISHED}", STOPPED)
 
 
 def _select(
@@ -81,10 +88,14 @@ def _select(
 def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **options: Any) -> None:
     from sinkformers.experiments.workbench.display import Display
     from sinkformers.experiments.workbench.runner import run as train
+    from sinkformers.experiments.workbench.stopping import Stopping
 
-    display = Display(quiet=os.environ.get("RANK", "0") != "0" or WORKER in os.environ)
-    for cell in train(artefact, preset, cells, out=out, display=display, **options):
-        display.say(f"{cell.name}: another process is training it.")
+    quiet, worker = os.environ.get("RANK", "0") != "0", WORKER in os.environ
+    display = Display(quiet=quiet or worker)
+    parent, notice = (sys.stdin.fileno(), "") if worker else (None, "" if quiet else SAVING)
+    with Stopping(parent=parent, notice=notice) as stopping:
+        for cell in train(artefact, preset, cells, out=out, display=display, stopping=stopping, **options):
+            display.say(f"{cell.name}: another process is training it.")
 
 
 def _side_by_side(jobs: int, artefact: Artefact, cells: list[Cell], out: Path) -> None:

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
+from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.conversion.settings import Settings, is_softmax, relaxation
 from sinkformers.core import sinkhorn
 
 WATCHER = "_sinkhorn_watcher"
 WARNED = "_sinkhorn_warned"  # on a module: a warning is given once
+REMEDY = "Leave the module out with `select`, or convert it with allow_one_way_mask=True if that is meant."
 
 
 def attend(
@@ -28,15 +30,19 @@ def attend(
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     need_weights: bool = False,
+    allow_one_way_mask: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Output, and weights where asked for, of heads (batch, heads, n, d); masks as in `sinkhorn_attention`."""
-    _refuse(module, settings, query.shape[-2], key.shape[-2], attn_mask)
+    _warn_of_single_query(module, settings, query.shape[-2], key.shape[-2])
+    if not allow_one_way_mask:
+        _refuse_one_way(module, settings, attn_mask, query_mask, key_mask)
     options: dict[str, Any] = {
         "scale": scale,
         "n_iters": settings.n_iters,
         "tau": relaxation(module, settings),
         "query_mask": query_mask,
         "key_mask": key_mask,
+        "allow_one_way_mask": True,
     }
     watcher = module.__dict__.get(WATCHER)
     if enable_gqa and (need_weights or watcher is not None):
@@ -56,7 +62,8 @@ def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
     """Weights of a self-attention's scores (…, n, m), where a model calls SoftMax itself."""
     n, m = scores.shape[-2:]
     mask = _seen(scores)
-    _refuse(module, settings, n, m, mask)
+    _warn_of_single_query(module, settings, n, m)
+    _refuse_one_way(module, settings, mask)
     if n == m:
         mask = mask & mask.any(-2)[..., None]
     weights = sinkhorn(scores, n_iters=settings.n_iters, tau=relaxation(module, settings), mask=mask)
@@ -88,11 +95,9 @@ def _seen(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask.detach() > torch.finfo(mask.dtype).min / 2
 
 
-def _refuse(module: nn.Module, settings: Settings, n: int, m: int, mask: Tensor | None) -> None:
-    """A single query is warned of, once. A causal mask that nobody announced is refused; tracing cannot look at it."""
-    if is_softmax(settings):
-        return
-    if n == 1 and m > 1 and not module.__dict__.get(WARNED):
+def _warn_of_single_query(module: nn.Module, settings: Settings, n: int, m: int) -> None:
+    """A single query is warned of, once."""
+    if n == 1 and m > 1 and not is_softmax(settings) and not module.__dict__.get(WARNED):
         module.__dict__[WARNED] = True
         warnings.warn(
             f"sinkformers: {type(module).__name__} attends with a single query. A doubly stochastic matrix of one row "
@@ -100,21 +105,18 @@ def _refuse(module: nn.Module, settings: Settings, n: int, m: int, mask: Tensor 
             "the module out with `select`.",
             stacklevel=3,
         )
-    if mask is not None and n == m and not torch.compiler.is_compiling() and _is_causal(mask, n):
-        raise NotImplementedError(
-            f"sinkformers: {type(module).__name__} was given a causal mask. A column sum runs over later queries, so "
-            "earlier outputs would see later tokens. Leave the module out with `select`."
-        )
 
 
-def _is_causal(mask: Tensor, n: int) -> bool:
-    """Whether a mask (…, n, n) hides everything above the diagonal from everyone, and not all below it."""
-    if n == 1 or mask.shape[-2:] != (n, n) or bool(_seen(mask[..., 0, -1]).any()):
-        return False  # nearly always told by the corner alone
-    seen = _seen(mask)
-    if bool(seen.triu(1).any()) or not bool(seen.tril(-1).any()):
-        return False
-    return not _is_one_row(seen)  # texts of a single token
+def _refuse_one_way(
+    module: nn.Module,
+    settings: Settings,
+    mask: Tensor | None,
+    queries: Tensor | None = None,
+    keys: Tensor | None = None,
+) -> None:
+    """Refuse a mask that orders the tokens, as a causal one does that nobody announced."""
+    if not settings.allow_one_way_mask and not is_softmax(settings):
+        refuse_one_way(f"sinkformers: {type(module).__name__}", mask, queries, keys, remedy=REMEDY)
 
 
 def _is_one_row(mask: Tensor) -> bool:

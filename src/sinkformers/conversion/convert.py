@@ -35,6 +35,7 @@ def to_sinkformer(
     tau: float | str = 1.0,
     select: Select = None,
     adapter: str | None = None,
+    allow_one_way_mask: bool = False,
 ) -> Model:
     """Turn a model's bidirectional self-attention from SoftMax to Sinkhorn, in place.
 
@@ -51,6 +52,9 @@ def to_sinkformer(
             second call may convert others, or change the settings of the same.
         adapter: the name of one adapter, to ask no other. `"sdpa"` is used only when named: it intercepts every
             `F.scaled_dot_product_attention` inside the selected modules, or inside those whose `forward` calls it.
+        allow_one_way_mask: let the converted modules attend under masks that order the tokens, as a causal one does.
+            They are refused when met otherwise, since outputs would depend on tokens that the mask hides. What is known
+            to be causal beforehand stays SoftMax in any case.
 
     Returns:
         The model. `model.sinkformer_report` says what was converted, what was not, and why. Causal attention,
@@ -65,7 +69,7 @@ def to_sinkformer(
           layers.0.self_attn [MultiheadAttention] Sinkhorn (torch.nn)
           layers.1.self_attn [MultiheadAttention] Sinkhorn (torch.nn)
     """
-    settings = check("to_sinkformer", n_iters, tau)
+    settings = check("to_sinkformer", n_iters, tau, allow_one_way_mask)
     check_select("to_sinkformer", select)
     adopt(model)
     findings = survey(model, adapter, select)

@@ -108,7 +108,7 @@ def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
             look(Place(f"{place.name}.{name}" if place.name else name, child, (*place.ancestors, place.module)))
 
     look(Place("", owner, ()))
-    told = {name: {"n_iters": s.n_iters, "tau": s.tau} for name, s in each.items() if s is not None}
+    told = {name: _told(settings) for name, settings in each.items() if settings is not None}
     if not told:
         return None
     first = next(iter(told.values()))
@@ -117,11 +117,16 @@ def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
     return {"modules": told}
 
 
+def _told(settings: Settings) -> dict[str, Any]:
+    allowed = {"allow_one_way_mask": True} if settings.allow_one_way_mask else {}
+    return {"n_iters": settings.n_iters, "tau": settings.tau, **allowed}
+
+
 def from_config(config: Any) -> Settings:
     """The settings that a configuration holds for all attention of its model."""
     told = getattr(config, "sinkhorn", None)
     told = {} if told is None else told
-    if not isinstance(told, dict) or not set(told) <= {"n_iters", "tau", "modules"}:
+    if not isinstance(told, dict) or not set(told) <= {"n_iters", "tau", "allow_one_way_mask", "modules"}:
         raise ValueError(
             'sinkformers: config.sinkhorn must be a dictionary like {"n_iters": 3, "tau": 1.0}; '
             f"got {told!r}. Other keys have no meaning here."
@@ -132,7 +137,8 @@ def from_config(config: Any) -> Settings:
             'whole model cannot honour. Load it without attn_implementation="sinkhorn", then: for name, settings in '
             'config.sinkhorn["modules"].items(): to_sinkformer(model, **settings, select=name).'
         )
-    settings = check("config.sinkhorn", told.get("n_iters", 3), told.get("tau", 1.0))
+    allowed = told.get("allow_one_way_mask", False)
+    settings = check("config.sinkhorn", told.get("n_iters", 3), told.get("tau", 1.0), allowed)
     if settings.tau == LEARNED:
         raise ValueError(
             'sinkformers: config.sinkhorn says tau="learned", which needs parameters that attn_implementation='

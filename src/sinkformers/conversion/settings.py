@@ -1,7 +1,7 @@
 """What a converted module is told: how many iterations, and how far from SoftMax towards Sinkhorn."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,14 @@ class Settings:
 
     n_iters: int = 3
     tau: float | str = 1.0
+    allow_one_way_mask: bool = field(default=False, repr=False)
 
 
-def check(caller: str, n_iters: Any, tau: Any) -> Settings:
+def check(caller: str, n_iters: Any, tau: Any, allow_one_way_mask: Any = False) -> Settings:
     """Settings from what a user passed, or what a configuration file holds."""
-    return Settings(checks.iterations(caller, n_iters), check_tau(caller, tau))
+    if not isinstance(allow_one_way_mask, bool):
+        raise TypeError(f"{caller}: allow_one_way_mask must be True or False; got {allow_one_way_mask!r}.")
+    return Settings(checks.iterations(caller, n_iters), check_tau(caller, tau), allow_one_way_mask)
 
 
 def check_tau(caller: str, tau: Any) -> float | str:
@@ -65,6 +68,10 @@ class UnderSettings(nn.Module):
     @property
     def tau(self) -> float | Tensor:
         return relaxation(self, self.sinkhorn)
+
+    @property
+    def allow_one_way_mask(self) -> bool:
+        return self.sinkhorn.allow_one_way_mask
 
 
 def is_softmax(settings: Settings) -> bool:

@@ -5,13 +5,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, pools
-from sinkformers.conversion.attend import attend
+from sinkformers.conversion.attend import REMEDY, attend
 from sinkformers.conversion.settings import UnderSettings, settings_of
 from sinkformers.modules import MultiheadAttention
 
 
 class SinkhornMultiheadAttention(UnderSettings, MultiheadAttention):  # pyright: ignore[reportIncompatibleVariableOverride]
     """An `nn.MultiheadAttention` that was converted: the same object under another class, with its own parameters."""
+
+    _one_way_caller, _one_way_remedy = "sinkformers: MultiheadAttention", REMEDY
 
     def _attend(
         self,
@@ -24,6 +26,7 @@ class SinkhornMultiheadAttention(UnderSettings, MultiheadAttention):  # pyright:
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         masks: dict[str, Any] = {"query_mask": queries, "key_mask": keys, "need_weights": need_weights}
+        masks["allow_one_way_mask"] = True  # `forward` has refused what is not allowed
         dropout = self.dropout if self.training else 0.0
         return attend(self, self.sinkhorn, query, key, value, mask, dropout, **masks)
 

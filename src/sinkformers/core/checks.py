@@ -14,16 +14,46 @@ from torch import Tensor
 
 from sinkformers.core.registration import differentiable, register_vmap
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def dense(caller: str, name: str, value: Tensor) -> None:
+    """A tensor that is neither sparse nor nested."""
+    if value.is_nested:
+        raise TypeError(
+            f"{caller}: {name} must be a dense tensor; got a nested one. Pad it, "
+            f"torch.nested.to_padded_tensor({name}, 0.0), and mask the padding."
+        )
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{caller}: {name} must be a dense tensor; got one of layout {value.layout}. Convert it: {name}.to_dense()."
+        )
+
+
+def floating(caller: str, name: str, value: Tensor) -> None:
+    """A dense tensor of one of the four dtypes in which there is arithmetic: float8 is for storage only."""
+    dense(caller, name, value)
+    if value.dtype not in DTYPES:
+        advice = "Complex numbers are not supported." if value.is_complex() else f"Convert it, as with {name}.float()."
+        raise TypeError(f"{caller}: {name} must be float16, bfloat16, float32 or float64; got {value.dtype}. {advice}")
+
+
+def one_device(caller: str, name: str, like: Tensor, **others: Any) -> None:
+    """All tensors on the device of `like`, the argument `name`; what is no tensor is passed over."""
+    device = like.device
+    for other, value in others.items():
+        if isinstance(value, Tensor) and value.device != device:
+            raise ValueError(
+                f"{caller}: {other} must be on the device of {name}, {device}; got {value.device}. "
+                f"Move it: {other}.to({name}.device)."
+            )
+
 
 def tensor(caller: str, name: str, value: Any, *, min_dim: int) -> None:
-    """A floating-point tensor of at least `min_dim` axes."""
+    """A dense floating-point tensor of at least `min_dim` axes."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{caller}: {name} must be a torch.Tensor; got {type(value).__name__}.")
-    if not value.is_floating_point():
-        raise TypeError(
-            f"{caller}: {name} must be float16, bfloat16, float32 or float64; got {value.dtype}. "
-            f"Convert it, for example {name}.float()."
-        )
+    floating(caller, name, value)
     if value.dim() < min_dim:
         raise ValueError(
             f"{caller}: {name} must have at least {min_dim} axes, the last two being (…, n, m) or (…, n, d); "
@@ -84,24 +114,27 @@ def probability(caller: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def mask(caller: str, name: str, value: Any, shape: torch.Size, axes: str) -> None:
-    """A boolean tensor that broadcasts to `shape`."""
+def mask(caller: str, name: str, value: Any, shape: torch.Size, axes: str, *, given: torch.Size | None = None) -> None:
+    """A boolean tensor that broadcasts to `shape`; `given` is the shape that the user passed, where it was changed."""
     if not isinstance(value, Tensor) or value.dtype != torch.bool:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(
             f"{caller}: {name} must be a boolean tensor, True where an entry takes part; got {got}. "
             f"For a mask of zeros and ones pass {name}.bool()."
         )
-    broadcasts(caller, name, value, shape, axes)
+    dense(caller, name, value)
+    broadcasts(caller, name, value, shape, axes, given=given)
 
 
-def broadcasts(caller: str, name: str, value: Tensor, shape: torch.Size, axes: str) -> None:
+def broadcasts(
+    caller: str, name: str, value: Tensor, shape: torch.Size, axes: str, *, given: torch.Size | None = None
+) -> None:
     last = shape[max(0, len(shape) - value.dim()) :]
     # Dynamo of older releases takes every zip for a strict one.
     fits = len(last) == value.dim() and all(have in (1, want) for have, want in zip(value.shape, last, strict=True))
     if not fits:
         raise ValueError(
-            f"{caller}: {name} must broadcast to {axes} = {tuple(shape)}; got shape {tuple(value.shape)}. "
+            f"{caller}: {name} must broadcast to {axes} = {tuple(shape)}; got shape {tuple(given or value.shape)}. "
             "Insert axes of size 1 where it is to be repeated."
         )
 
@@ -109,8 +142,7 @@ def broadcasts(caller: str, name: str, value: Tensor, shape: torch.Size, axes: s
 def setting(caller: str, tau: Any, *, zero: bool = True) -> float | Tensor:
     """`tau` as a module keeps it: a number from 0 to 1, or a floating-point tensor whose values are read when used."""
     if isinstance(tau, Tensor):
-        if not tau.is_floating_point():
-            raise TypeError(f"{caller}: a tensor tau must be floating-point; got {tau.dtype}. Convert it: tau.float().")
+        floating(caller, "tau", tau)
         return tau
     if isinstance(tau, bool) or not isinstance(tau, Real):
         raise TypeError(f"{caller}: tau must be a number or a tensor; got {tau!r}.")
@@ -119,12 +151,15 @@ def setting(caller: str, tau: Any, *, zero: bool = True) -> float | Tensor:
     return float(tau)
 
 
-def relaxation(caller: str, tau: Any, lead: torch.Size, *, zero: bool = True) -> float | Tensor:
-    """`tau` as a call uses it: a tensor has to broadcast to the leading axes and to hold values from 0 to 1."""
+def relaxation(caller: str, tau: Any, name: str, like: Tensor, *, zero: bool = True) -> float | Tensor:
+    """`tau` as a call uses it: a tensor has to broadcast to the leading axes of `like`, the argument `name`, to be on
+    its device, and to hold values from 0 to 1. A tensor without axes may stay on the CPU, as in torch's operations."""
     tau = setting(caller, tau, zero=zero)
     if isinstance(tau, float):
         return tau
-    broadcasts(caller, "tau", tau, lead, "the leading axes")
+    if tau.dim() or tau.device.type != "cpu":
+        one_device(caller, name, like, tau=tau)
+    broadcasts(caller, "tau", tau, like.shape[:-2], "the leading axes")
     return checked_tau(tau, caller, zero)
 
 
@@ -183,14 +218,15 @@ checked_tau = differentiable(
 @torch.library.custom_op("sinkformers::checked_mass", mutates_args=())
 def checked_mass(mass: Tensor, caller: str, name: str) -> Tensor:
     _require((mass >= 0).all(), f"{caller}: {name} must be non-negative; got {_shown(mass)}.")
-    # Masses normalised in their own dtype are off by a rounding each, and by those of a sum in float32 or better.
+    # Masses divided by their sum, in their own dtype, are off by two roundings of eps/2 each, that of the sum and that
+    # of the quotient; and by those of adding in float32 or better.
     summed = torch.float64 if mass.dtype == torch.float64 else torch.float32
-    tolerance = 2 * torch.finfo(mass.dtype).eps + mass.shape[-1] * torch.finfo(summed).eps
+    tolerance = torch.finfo(mass.dtype).eps + mass.shape[-1] * torch.finfo(summed).eps
     total = mass.to(torch.float64 if mass.device.type == "cpu" else torch.float32).sum(-1)
     _require(
         ((total - 1).abs() <= tolerance).all(),
-        f"{caller}: {name} must sum to 1 along its last axis; its sums are {_shown(total)}. "
-        f"Divide it by {name}.sum(-1, keepdim=True).",
+        f"{caller}: {name} must sum to 1 along its last axis; its sums are {_shown(total)}, off by "
+        f"{_shown((total - 1).abs())}. Divide it by {name}.sum(-1, keepdim=True).",
     )
     return mass.clone(memory_format=torch.contiguous_format)
 

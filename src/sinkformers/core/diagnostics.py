@@ -24,6 +24,7 @@ def marginal_error(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor,
         (0.0, 0.0)
     """
     checks.tensor("marginal_error", "weights", weights, min_dim=2)
+    checks.one_device("marginal_error", "weights", weights, mask=mask)
     sums = weights.to(working_dtype(weights.dtype))
     if mask is None:
         taking_part = weights.new_ones(weights.shape, dtype=torch.bool)

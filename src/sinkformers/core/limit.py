@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import checks
-from sinkformers.core.limit_operators import limit, tolerance_floor
+from sinkformers.core.limit_operators import limit, tolerance
 from sinkformers.core.registration import readable
-from sinkformers.core.sinkhorn import check_problem, relaxation_tensor
+from sinkformers.core.sinkhorn import check_problem, empty_weights, relaxation_tensor
 
 
 class ConvergenceWarning(UserWarning):
@@ -17,14 +17,16 @@ class ConvergenceWarning(UserWarning):
 
 
 class LimitInfo(NamedTuple):
-    """The evidence that comes with `sinkhorn_limit(..., return_info=True)`, one value a matrix."""
+    """The evidence that comes with `sinkhorn_limit(..., return_info=True)`, one value per matrix."""
 
     residual: Tensor
-    """For tau = 1 the largest relative error of a marginal, otherwise the last change of the weights."""
+    """For tau < 1 no weight is further than this from its limit, up to rounding; at most 1. For tau = 1 the largest
+    relative error of a column sum, which bounds no error of the weights: sharp scores can leave them further away."""
     iterations: Tensor
     """Normalisations taken, always odd: the last one is over rows."""
     converged: Tensor
-    """Whether the residual is within the tolerance."""
+    """Whether the residual is within the tolerance, or within what rounding leaves of it where that is more. For
+    tau < 1 that is about eps/(1 − tau)·√max(n, m)."""
 
 
 @overload
@@ -93,31 +95,34 @@ def sinkhorn_limit(
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     max_iters = checks.most_iterations(caller, max_iters)
     tol = checks.positive(caller, "tol", tol)
-    by_matrix = relaxation_tensor(checks.relaxation(caller, tau, scores.shape[:-2]), scores)
+    by_matrix = relaxation_tensor(checks.relaxation(caller, tau, "scores", scores), scores)
     if scores.numel() == 0:
         lead = scores.shape[:-2]
         info = LimitInfo(
             scores.new_zeros(lead), scores.new_ones(lead, dtype=torch.int64), scores.new_ones(lead, dtype=torch.bool)
         )
-        return (scores.softmax(-1), info) if return_info else scores.softmax(-1)
+        weights = empty_weights(scores, by_matrix)
+        return (weights, info) if return_info else weights
     weights, _, residual, iterations, converged = limit(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters)
     weights, info = weights.to(scores.dtype), LimitInfo(residual.detach(), iterations, converged)
     if return_info:
         return weights, info
     if readable(converged) and not converged.all():
-        tol = max(tol, tolerance_floor(residual.dtype, *scores.shape[-2:]))
-        warnings.warn(f"{caller}: {_complaint(info, tol)}", ConvergenceWarning, stacklevel=2)
+        goal = tolerance(tol, by_matrix, info.residual, *scores.shape[-2:])
+        warnings.warn(f"{caller}: {_complaint(info, goal)}", ConvergenceWarning, stacklevel=2)
     return weights
 
 
-def _complaint(info: LimitInfo, tol: float) -> str:
+def _complaint(info: LimitInfo, goal: Tensor) -> str:
     total, lost = info.converged.numel(), info.residual.isnan()
     late = ~info.converged & ~lost
     sentences = []
     if late.any():
+        worst = info.residual[late].argmax()
         sentences.append(
             f"{int(late.sum())} of {total} matrices have not converged after {int(info.iterations[late].max())} "
-            f"normalisations; the largest residual is {info.residual[late].max().item():.2g}, the tolerance {tol:.2g}. "
+            f"normalisations; the largest residual is {info.residual[late][worst].item():.2g}, the tolerance "
+            f"{goal[late][worst].item():.2g}. "
             "Raise max_iters, or pass return_info=True to judge each matrix."
         )
     if lost.any():

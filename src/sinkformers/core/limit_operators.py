@@ -2,6 +2,12 @@
 
 The kernel `exp(C − r − c)` is made once, and again only when the scalings of a matrix have drifted far: they are then
 absorbed into the shifts, so that scores of any size stay within the floating-point range.
+
+Where tau is 1 the limit is known by its column sums. Where it is less it is the fixed point of the map `g ↦ F(g)` that
+a row step and a column step make of the column potentials. In the spread of g, its largest entry less its smallest, F
+is a contraction by tau: log-sum-exp is one by 1, and the column step multiplies by tau. So g is at most
+`spread(F(g) − g)/(1 − τ)` away from its limit, and weights that are SoftMax over rows of `C + g` are off by tanh of a
+quarter of that at most. Constants cancel in the weights, each connected component of the support having its own.
 """
 
 from typing import Any
@@ -20,8 +26,38 @@ DRIFT = 1e10
 
 
 def tolerance_floor(dtype: torch.dtype, n: int, m: int) -> float:
-    """The residual that rounding leaves: that of a sum, √terms·eps for a block of terms, with a margin of 2."""
+    """What rounding leaves of a relative error of sums: √terms·eps for a block of terms, with a margin of 2."""
     return 2 * torch.finfo(dtype).eps * min(max(n, m), BLOCK) ** 0.5
+
+
+def tolerance(tol: float, tau: Tensor | None, residual: Tensor, n: int, m: int) -> Tensor:
+    """The tolerance of each matrix, in the shape of the residuals: no smaller than rounding lets them become."""
+    floor = torch.full_like(residual, tolerance_floor(residual.dtype, n, m))
+    if tau is not None:  # a spread is the difference of two entries
+        tau = tau.to(residual).expand(residual.shape)
+        floor = torch.where(tau == 1, floor, _weight_error(2 * floor, tau))
+    return floor.clamp_min(tol)
+
+
+def _weight_error(spread: Tensor, tau: Tensor) -> Tensor:
+    """How far a weight can be from its limit, where the next column step changes the potentials by so much."""
+    return torch.tanh(spread / (4 * (1 - tau)))
+
+
+def _components(problem: Problem) -> Tensor:
+    """A number (k, m) for each column, the same for those that are connected by entries of the support."""
+    linked, m = problem.scores != -torch.inf, problem.cols.shape[-1]
+    labels = torch.zeros_like(problem.cols, dtype=torch.int32)
+    if linked.equal(problem.rows[..., None] & problem.cols[..., None, :]):
+        return labels.long()
+    labels += torch.arange(m, dtype=labels.dtype, device=labels.device)
+    while True:  # the smallest number spreads along rows and columns, and then to all that hold one it has replaced
+        rows = torch.where(linked, labels[..., None, :], m).amin(-1, keepdim=True)
+        lower = torch.minimum(labels, torch.where(linked, rows, m).amin(-2))
+        lower = lower.gather(-1, lower.long())
+        if lower.equal(labels):
+            return labels.long()
+        labels = lower
 
 
 def _kernel(problem: Problem, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +75,10 @@ class _Run:
         self.r = torch.zeros_like(problem.scores[..., 0])
         self.c, self.kernel = _kernel(problem, self.r)
         self.g, self.v = torch.zeros_like(self.c), self.c.exp()
-        self.before = None
+        self.before = self.components = None
+        if tau is not None:
+            self.before = problem.target * torch.exp(-self.c)  # the column sums that leave g = 0
+            self.components = _components(problem)
         self.row_step()
 
     def row_step(self) -> None:
@@ -53,21 +92,27 @@ class _Run:
         v = self.problem.target / self.s
         if self.tau is not None:  # the shift of a column cancels only where its sum is taken in full
             v = v.pow(self.tau[:, None]) * torch.exp((1 - self.tau[:, None]) * self.c)
+            self.before = self.s
         self.v = torch.where(self.problem.cols, v, 0.0)
 
     def residual(self) -> Tensor:
-        """After a row step: how far the columns are from their targets, or how much the weights still change.
+        """After a row step: how far the columns are from their targets, or the weights at most from their limit.
 
-        The former where tau is 1: weights that hardly change may still be far from a limit that is known.
+        The former where tau is 1.
         """
         error = (self.s * self.v / self.problem.target - 1).abs()
         marginal = error.masked_fill(~self.problem.cols, 0.0).amax(-1)
-        if self.tau is None:
+        if self.tau is None or self.before is None or self.components is None:
             return marginal
-        now, before = self.weights(), self.before
-        self.before = now
-        change = torch.full_like(marginal, torch.inf) if before is None else (now - before).abs().amax((-2, -1))
-        return torch.where(self.tau == 1, marginal, change)
+        change = torch.where(self.s == self.before, 0.0, self.tau[:, None] * (self.s / self.before).log())
+        high, low = (
+            torch.full_like(change, empty).scatter_reduce_(
+                -1, self.components, change.masked_fill(~self.problem.cols, empty), reduce
+            )
+            for empty, reduce in ((-torch.inf, "amax"), (torch.inf, "amin"))
+        )
+        bound = _weight_error((high - low).amax(-1).clamp_min(0.0), self.tau)
+        return torch.where((self.tau == 1) | marginal.isnan(), marginal, bound)
 
     def excess(self) -> Tensor:
         return torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target(), 0.0)
@@ -84,6 +129,8 @@ class _Run:
         part, rows = self.problem.select(far), self.problem.rows[far]
         r = torch.where(rows, self.r[far] - self.u[far].log(), 0.0)
         c, kernel = _kernel(part, r)
+        if self.before is not None:
+            self.before[far] = (self.before[far].log() + self.c[far] - c).exp()
         self.r[far], self.c[far], self.kernel[far] = r, c, kernel
         self.u[far], self.v[far] = rows.to(r.dtype), torch.where(part.cols, (self.g[far] + c).exp(), 0.0)
         weight = 1.0 if part.weight is None else part.weight
@@ -91,12 +138,12 @@ class _Run:
 
     def keep(self, which: Tensor) -> None:
         self.problem = self.problem.select(which)
-        for name in ("place", "tau", "r", "c", "kernel", "g", "u", "v", "s", "before"):
+        for name in ("place", "tau", "r", "c", "kernel", "g", "u", "v", "s", "before", "components"):
             value = getattr(self, name)
             setattr(self, name, value if value is None else value[which])
 
 
-def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) -> tuple[Tensor, ...]:
+def _converge(problem: Problem, tau: Tensor | None, tol: Tensor, max_iters: int) -> tuple[Tensor, ...]:
     """Weights, column excess, residual, iterations and converged, for matrices (k, n, m)."""
     run = _Run(problem, tau)
     weights, excess = torch.empty_like(problem.scores), problem.target.new_empty(problem.target.shape)
@@ -110,7 +157,7 @@ def _converge(problem: Problem, tau: Tensor | None, tol: float, max_iters: int) 
             run.absorb()
         now = run.residual()
         # NaN will not get better; stop there too.
-        stops = ~(now > tol) if taken + 2 <= max_iters else torch.ones_like(now, dtype=torch.bool)
+        stops = ~(now > tol[run.place]) if taken + 2 <= max_iters else torch.ones_like(now, dtype=torch.bool)
         new = stops & ~done[run.place]
         if new.any():
             place = run.place[new]
@@ -142,8 +189,8 @@ def limit_operator(
     problem = pose(scores, mask, row_mass, col_mass)
     flat = problem._replace(scores=problem.shifted()).map(lambda part: part.reshape(-1, *part.shape[len(lead) :]))
     tau = tau if tau is None else tau.to(flat.scores).expand(lead).reshape(-1)
-    tol = max(tol, tolerance_floor(flat.scores.dtype, n, m))
-    parts = _converge(flat, tau, tol, max_iters)
+    goal = tolerance(tol, tau, flat.target[..., 0], n, m)
+    parts = _converge(flat, tau, goal, max_iters)
     weights, excess, residual, iterations, converged = (part.reshape((*lead, *part.shape[1:])) for part in parts)
     return weights, excess, residual, iterations, converged
 
@@ -193,7 +240,8 @@ def _backward(ctx: Any, d_weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
         return (None,) * 7
     *saved, tau = ctx.saved_tensors
     d_scores, d_tau = limit_backward(d_weights, *saved, tau)
-    return d_scores.to(ctx.dtype), None, None, None, reduce_to(d_tau, tau), None, None
+    d_tau = reduce_to(d_tau, tau, ctx.needs_input_grad[4])
+    return d_scores.to(ctx.dtype), None, None, None, d_tau, None, None
 
 
 register_vmap(limit_operator)

@@ -193,12 +193,15 @@ def _backward(ctx: Any, d_weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
     scores, mask, row_mass, col_mass, tau, *steps = ctx.saved_tensors
     settings = (ctx.n_iters, ctx.backend)
     d_scores, d_tau = normalize_backward(d_weights, scores, mask, row_mass, col_mass, tau, *steps, *settings)
-    return d_scores, None, None, None, reduce_to(d_tau, tau), None, None
+    return d_scores, None, None, None, reduce_to(d_tau, tau, ctx.needs_input_grad[4]), None, None
 
 
-def reduce_to(gradient: Tensor, tensor: Tensor | None) -> Tensor | None:
-    """The gradient of a tensor that was broadcast, in its own shape and dtype."""
-    return None if tensor is None else gradient.sum_to_size(tensor.shape).to(tensor.dtype)
+def reduce_to(gradient: Tensor, tensor: Tensor | None, wanted: bool) -> Tensor | None:
+    """The gradient of a tensor that was broadcast, in its own shape and dtype and on its device.
+
+    None where it is not wanted: a `tau` on the CPU beside scores on an accelerator would cost a wait.
+    """
+    return gradient.sum_to_size(tensor.shape).to(tensor) if wanted and tensor is not None else None
 
 
 register_vmap(normalize_operator)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 
@@ -126,10 +127,41 @@ def not_differentiable(operator: Any) -> Callable[..., Any]:
     return differentiable(operator, lambda ctx, inputs, output: None, refuse)
 
 
+class _Last(torch.autograd.Function):
+    """A gradient as it is, that cannot be differentiated once more."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            "sinkformers: the gradient of torch's fused SoftMax attention (n_iters=1 or tau=0) cannot be "
+            'differentiated once more. That of sinkhorn_attention with backend="reference" can.'
+        )
+
+
+def explain_second_derivative(output: Tensor) -> None:
+    """Say what to do instead, where the gradient of an output of torch's has no derivative; otherwise do nothing."""
+
+    def mark(gradients: Any, _: Any) -> Any:
+        # Gradients are only differentiated with create_graph=True; under `torch.func` torch speaks for itself.
+        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            missing = "torch::autograd::NotImplemented"
+            return tuple(
+                g if g is None or g.grad_fn is None or g.grad_fn.name() != missing else _Last.apply(g)
+                for g in gradients
+            )
+
+    if not torch.compiler.is_compiling() and output.grad_fn is not None:
+        output.grad_fn.register_hook(mark)
+
+
 def readable(tensor: Tensor) -> bool:
-    """Whether Python may branch on values: not while they are traced, nor under `torch.func`, nor on `meta`."""
+    """Whether Python may branch on values: not while traced, nor under `torch.func`, nor on `meta`, nor if fake."""
     under_func = torch._C._are_functorch_transforms_active()
-    return not (torch.compiler.is_compiling() or under_func or tensor.is_meta)
+    return not (torch.compiler.is_compiling() or under_func or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def autocasts(device: torch.device) -> bool:

@@ -27,11 +27,11 @@ def sinkhorn(
     becomes doubly stochastic.
 
     Args:
-        scores: (…, n, m), any leading axes, any floating-point dtype. Minus infinity means masked.
+        scores: (…, n, m), any leading axes, float16, bfloat16, float32 or float64. Minus infinity means masked.
         n_iters: how many normalisations. 1 is SoftMax; odd counts end on rows, so rows sum to 1 to rounding; even ones
             end on columns.
         tau: relaxes the column steps, from 0 (SoftMax) to 1 (Sinkhorn). A number, or a tensor that broadcasts to the
-            leading axes; a tensor has a gradient.
+            leading axes; a tensor has a gradient. One without axes may be on the CPU, whatever the scores' device.
         mask: boolean, broadcasts to the scores, `True` takes part. Masking equals deletion: a row or column with
             nothing left gives zeros, and what stands there changes nothing.
         row_mass, col_mass: (n,) and (m,), or with leading axes; non-negative, summing to 1. Then rows sum to 1 and, at
@@ -57,10 +57,12 @@ def sinkhorn(
     caller = "sinkhorn"
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     n_iters = checks.iterations(caller, n_iters)
-    relaxation = checks.relaxation(caller, tau, scores.shape[:-2])
+    relaxation = checks.relaxation(caller, tau, "scores", scores)
     chosen = backends.choose(caller, backend, scores.device)
     is_softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
-    if scores.numel() == 0 or (is_softmax and backend == "auto"):
+    if scores.numel() == 0:
+        return empty_weights(scores, relaxation)
+    if is_softmax and backend == "auto":
         return _softmax(scores, mask, row_mass, col_mass)
     if chosen == "triton" and (max(scores.shape[-2:]) > 64 or row_mass is not None or col_mass is not None):
         raise NotImplementedError(
@@ -78,6 +80,7 @@ def check_problem(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Refuse what is no problem; give mask and masses the rank of the scores."""
     checks.tensor(caller, "scores", scores, min_dim=2)
+    checks.one_device(caller, "scores", scores, mask=mask, row_mass=row_mass, col_mass=col_mass)
     *lead, n, m = scores.shape
     if mask is not None:
         checks.mask(caller, "mask", mask, scores.shape, "scores")
@@ -104,9 +107,13 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     return tensor.reshape((1,) * (rank - tensor.dim()) + tuple(tensor.shape))
 
 
+def empty_weights(scores: Tensor, tau: float | Tensor | None) -> Tensor:
+    """The weights of scores without entries; a tensor `tau` has the gradient zero, not none."""
+    weights = scores.softmax(-1)
+    return weights + tau.reshape(-1)[:0].sum().to(weights) if isinstance(tau, Tensor) else weights
+
+
 def _softmax(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None) -> Tensor:
-    if scores.numel() == 0:
-        return scores.softmax(-1)
     if mask is None and row_mass is None and col_mass is None:
         return softmax(scores)
     return softmax(pose(scores, mask, row_mass, col_mass).scores).to(scores.dtype)

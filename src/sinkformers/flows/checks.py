@@ -12,8 +12,14 @@ def slack(matrix: Tensor) -> float:
     return ROUNDING * torch.finfo(matrix.dtype).eps * max(matrix.abs().max().item(), torch.finfo(matrix.dtype).tiny)
 
 
+def _with_values(caller: str, name: str, value: Tensor) -> None:
+    if isinstance(value, Tensor) and value.is_meta:
+        raise ValueError(f"{caller}: {name} must hold values; got a tensor on meta, which has none.")
+
+
 def points(caller: str, name: str, value: Tensor) -> None:
     """Positions (n, d): finite, n ≥ 1, float32 or float64."""
+    _with_values(caller, name, value)
     if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float64):
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{caller}: {name} must be a tensor of float32 or float64; got {got}. Convert it: .double().")
@@ -41,6 +47,7 @@ def weights(caller: str, value: Tensor, n: int) -> None:
 
 def matrix(caller: str, name: str, value: Tensor, shape: tuple[int | None, int | None]) -> None:
     """A finite matrix; None in `shape` leaves that axis open."""
+    _with_values(caller, name, value)
     fits = isinstance(value, Tensor) and value.dim() == 2
     if not fits or any(want not in (None, have) for have, want in zip(value.shape, shape, strict=True)):
         wanted = ", ".join("any" if want is None else str(want) for want in shape)

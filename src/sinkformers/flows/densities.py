@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sinkformers.core import checks as core_checks
 from sinkformers.flows import checks
 from sinkformers.flows.measure import Measure
 
@@ -40,6 +41,7 @@ class Gaussian:
     covariance: Tensor
 
     def __post_init__(self) -> None:
+        core_checks.one_device("Gaussian", "mean", self.mean, covariance=self.covariance)
         checks.matrix("Gaussian", "covariance", self.covariance, (len(self.mean), len(self.mean)))
         checks.positive_definite("Gaussian", "covariance", self.covariance)
 

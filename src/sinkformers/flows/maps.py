@@ -39,6 +39,7 @@ class Field:
     max_bytes: int
 
     def __call__(self, points: Tensor) -> Tensor:
+        core_checks.one_device("Field", "measure.points", self.measure.points, points=points)
         checks.points("Field", "points", points)
         result = points.new_empty(len(points), len(self.value))
         return by_blocks(lambda rows: self._at(points[rows]), result, len(self.measure), self.max_bytes)
@@ -160,6 +161,7 @@ class AttentionMap:
 
     def _check(self, measure: Measure) -> None:
         query, points = self.projections.query, measure.points
+        core_checks.one_device("AttentionMap", "measure.points", points, projections=query)
         if measure.dim != self.projections.dim or points.dtype != query.dtype:
             raise ValueError(
                 f"AttentionMap: projections act on {self.projections.dim} coordinates in {query.dtype}; the measure "

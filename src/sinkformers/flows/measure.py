@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sinkformers.core import checks as core_checks
 from sinkformers.flows import checks
 
 
@@ -30,6 +31,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         checks.points("Measure", "points", self.points)
+        core_checks.one_device("Measure", "points", self.points, weights=self.weights)
         checks.weights("Measure", self.weights, len(self.points))
 
     @classmethod

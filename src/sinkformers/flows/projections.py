@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sinkformers.core import checks as core_checks
 from sinkformers.flows import checks
 
 Cost = Literal["dot", "l2"]
@@ -32,6 +33,7 @@ class Projections:
 
     def __post_init__(self) -> None:
         checks.matrix("Projections", "query", self.query, (None, None))
+        core_checks.one_device("Projections", "query", self.query, key=self.key, value=self.value)
         checks.matrix("Projections", "key", self.key, tuple(self.query.shape))  # pyright: ignore[reportArgumentType]
         checks.matrix("Projections", "value", self.value, (self.dim, self.dim))
 

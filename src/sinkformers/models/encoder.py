@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.modules import SelfAttention
+from sinkformers.modules.heads import zero_masked
 
 Norm = Literal["post", "pre"]
 
@@ -76,6 +77,8 @@ class Encoder(nn.Module):
         self.last = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` (batch, n) is True at valid tokens; the others change no valid output and no gradient."""
+        x = zero_masked("Encoder", "mask", x, mask)
         for layer in self.layers:
             x = layer(x, mask)
         return self.last(x)
@@ -84,6 +87,11 @@ class Encoder(nn.Module):
 def check_norm(caller: str, norm: str) -> None:
     if norm not in ("post", "pre"):
         raise ValueError(f'{caller}: norm must be "post", after each sum, or "pre", before each layer; got {norm!r}.')
+
+
+def valid_numbers(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Numbers of tokens (batch, n), 0 where masked: an embedding knows no vector for a number that is none."""
+    return tokens if mask is None else tokens.masked_fill(~mask, 0)
 
 
 def sinusoids(length: int, dim: int) -> Tensor:

@@ -70,9 +70,7 @@ class SetTransformer(nn.Module):
         self.head = nn.Linear(seeds * dim, classes)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at the elements that take part; what stands in the others does not matter."""
-        if mask is not None:
-            x = x.masked_fill(~mask[..., None], 0.0)
+        """`mask` (batch, n) is True at valid elements. What stands in the others changes no logit and no gradient."""
         for block in self.encoder:
             x = block(x, mask)
         if self.sab is not None:

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sinkformers.models.encoder import Encoder, Norm, sinusoids
+from sinkformers.models.encoder import Encoder, Norm, sinusoids, valid_numbers
 
 Positions = Literal["sinusoidal", "learned"]
 
@@ -68,7 +68,7 @@ class TextEncoder(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """`mask` (batch, n) is True at the tokens of the text. Of a text without any the encoder says 0."""
         self._check(tokens)
-        x = self.dropout(self.embed(tokens) + self.positions[: tokens.shape[-1]])
+        x = self.dropout(self.embed(valid_numbers(tokens, mask)) + self.positions[: tokens.shape[-1]])
         return self.head(self.pool(self.encoder(x, mask), mask))
 
     def _check(self, tokens: Tensor) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from sinkformers.models.decoder import Decoder, LayerState
-from sinkformers.models.encoder import Encoder, Norm, sinusoids
+from sinkformers.models.encoder import Encoder, Norm, sinusoids, valid_numbers
 
 
 class State(NamedTuple):
@@ -76,7 +76,7 @@ class TranslationTransformer(nn.Module):
 
     def begin(self, source: Tensor, mask: Tensor) -> State:
         """Read a source; nothing is written yet."""
-        memory = self.encoder(self._placed(self.source, source, 0), mask)
+        memory = self.encoder(self._placed(self.source, valid_numbers(source, mask), 0), mask)
         return State(self.decoder.begin(memory), mask, 0)
 
     def follow(self, target: Tensor, state: State) -> tuple[Tensor, State]:

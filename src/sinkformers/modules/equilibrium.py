@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sinkformers.attention.participants import silence
 from sinkformers.core import ConvergenceWarning, checks
 from sinkformers.core.registration import without_autocast
-from sinkformers.modules.heads import head_width, join_heads, split_heads
+from sinkformers.modules.heads import head_width, join_heads, split_heads, zero_masked
 from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.newton import conjugate_gradients, find_zero, linearise, norm
 
@@ -46,7 +45,7 @@ class EquilibriumAttention(nn.Module):
         eps: divides the scores; √head_dim by default. A tensor that is a parameter is learned.
 
     The gradient is that of the minimiser (implicit function theorem): input and output are kept for it, however many
-    steps were taken. Padded tokens come out as they went in, and change nothing else.
+    steps were taken. Masked tokens come out as they went in, and change no other output and no gradient.
 
     Examples:
         >>> import torch
@@ -86,20 +85,20 @@ class EquilibriumAttention(nn.Module):
     def forward(
         self, z: Tensor, mask: Tensor | None = None, *, return_info: bool = False
     ) -> Tensor | tuple[Tensor, EquilibriumInfo]:
-        """The minimiser (…, n, dim) for tokens z; `mask` (…, n) is True at the tokens that take part.
+        """The minimiser (…, n, dim) for tokens z; `mask` (…, n) is True at valid tokens.
 
         With `return_info`, `(x, EquilibriumInfo)`; without, samples that have not converged are reported in a
         `ConvergenceWarning`.
         """
         checks.tensor(CALLER, "z", z, min_dim=2)
-        if mask is not None:
-            checks.mask(CALLER, "mask", mask, z.shape[:-1], "the tokens")
+        checks.one_device(CALLER, "z", z, mask=mask)
+        anchors = zero_masked(CALLER, "mask", z, mask)
         pull, eps = (
             torch.as_tensor(_positive(name, value), dtype=z.dtype, device=z.device)
             for name, value in (("pull", self.pull), ("eps", self.eps))
         )
         with without_autocast(z.device):
-            x, *evidence = _Minimiser.apply(silence(z, mask), self.project.weight, pull, eps, mask, self.num_heads)
+            x, *evidence = _Minimiser.apply(anchors, self.project.weight, pull, eps, mask, self.num_heads)
         x, info = x if mask is None else torch.where(mask[..., None], x, z), EquilibriumInfo(*evidence)
         if return_info:
             return x, info

@@ -5,6 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from sinkformers.attention import sinkhorn_attention
+from sinkformers.attention.participants import silence
 from sinkformers.core import checks
 
 
@@ -56,11 +57,27 @@ class SoftMaxOnly(nn.Module):
 
 def head_width(caller: str, dim: int, num_heads: int, head_dim: int | None) -> int:
     """`head_dim`, or the equal share of `dim` where it is not given."""
+    if num_heads < 1 or (head_dim is not None and head_dim < 1):
+        got = f"num_heads={num_heads}" + ("" if head_dim is None else f", head_dim={head_dim}")
+        raise ValueError(f"{caller}: num_heads and head_dim must be whole numbers ≥ 1; got {got}.")
     if head_dim is None and dim % num_heads:
         raise ValueError(
             f"{caller}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
         )
     return head_dim or dim // num_heads
+
+
+def zero_masked(caller: str, name: str, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Tokens (…, n, dim) with the masked ones set to zero; `mask` (…, n), an argument called `name`, is True at valid
+    tokens.
+
+    Every module and model does this where masked tokens enter. What stands there, NaN included, would otherwise reach
+    the gradients of projections, norms and feed-forward networks: their gradients multiply it by zero.
+    """
+    if mask is None:
+        return tokens
+    checks.mask(caller, name, mask, tokens.shape[:-1], "the tokens")
+    return silence(tokens, mask)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

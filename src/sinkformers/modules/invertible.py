@@ -23,7 +23,7 @@ class InvertibleAttention(nn.Module):
     """Residual L2 attention `y = x + branch(x)` whose branch is a contraction, so that `inverse(y)` gives x back.
 
     Queries, keys and values are one projection of the tokens. The branch is scaled down, where it has to be, until its
-    Lipschitz bound is `contraction`; the bound is for as many tokens as take part.
+    Lipschitz bound is `contraction`; the bound counts the valid tokens.
 
     Args:
         dim: width of the tokens.
@@ -33,7 +33,7 @@ class InvertibleAttention(nn.Module):
             `inverse` checks as it runs.
         contraction: how far the branch may stretch a distance, in (0, 1).
 
-    Padded tokens come out as they went in, and change nothing else.
+    Masked tokens come out as they went in, and change no other output and no gradient.
 
     Examples:
         >>> import math, torch
@@ -66,9 +66,9 @@ class InvertibleAttention(nn.Module):
         self.out = nn.Linear(self.num_heads * self.head_dim, dim, bias=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`x + branch(x)` of tokens (…, n, dim); `mask` (…, n) is True at the tokens that take part."""
+        """`x + branch(x)` of tokens (…, n, dim); `mask` (…, n) is True at valid tokens."""
         self._check(x, mask)
-        return x + self._gain(x, mask) * self._branch(x, mask)
+        return x + silence(self._gain(x, mask) * self._branch(x, mask), mask)
 
     @torch.no_grad()
     def inverse(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -136,6 +136,7 @@ class InvertibleAttention(nn.Module):
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         checks.tensor(CALLER, "x", x, min_dim=2)
+        checks.one_device(CALLER, "x", x, mask=mask)
         if mask is not None:
             checks.mask(CALLER, "mask", mask, x.shape[:-1], "the tokens")
 

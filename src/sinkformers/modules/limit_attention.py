@@ -21,6 +21,8 @@ def limit_attention(tokens: Tensor, alive: Tensor | None, scale: float | Tensor)
     `alive` (…, n) is True at the tokens that take part; the others give zeros. The gradient is that of the limit, and
     the Jacobian is symmetric and positive semi-definite (docs/layers.md).
     """
+    if tokens.shape[-2] == 0:
+        return tokens
     tokens = silence(tokens, alive)
     near, _ = centred(tokens, tokens, alive)  # an offset that all tokens share would only cost precision
     scores = scale * near @ near.mT

@@ -71,7 +71,7 @@ def nearest_points(points: Tensor, centres: Tensor, k: int) -> Tensor:
         raise ValueError(f"nearest_points: k must lie from 1 to the number of points, {n}; got {k}.")
     number = torch.arange(n, device=points.device)
     found = []
-    for some in centres.split(max(1, MOST_DISTANCES // (n * len(points))), -2):
+    for some in centres.split(max(1, MOST_DISTANCES // max(1, n * len(points))), -2):
         distances = torch.cdist(some, points, compute_mode="donot_use_mm_for_euclid_dist").float()
         # Bits of floats ≥ 0 are in their order. With the number below them no two are equal, and ties have one outcome.
         keys = (distances.view(torch.int32).long() << 32) | number

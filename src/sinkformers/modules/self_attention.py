@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from sinkformers.modules.heads import Heads, head_width, join_heads
+from sinkformers.modules.heads import Heads, head_width, join_heads, zero_masked
 
 CALLER = "SelfAttention"
 
@@ -46,7 +46,9 @@ class SelfAttention(Heads):
         self.out = nn.Linear(inner, dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend; `mask` (batch, n) is True at the tokens that take part, as queries and as keys."""
+        """Attend; `mask` (batch, n) is True at valid tokens. What stands in the others changes no valid output and no
+        gradient; the output there is the bias of the output projection."""
+        x = zero_masked(CALLER, "mask", x, mask)
         heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         query, key, value = heads[0], heads[-2], heads[-1]
         return self.out(join_heads(self._attend(query, key, value, mask, mask)))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sinkformers.modules.heads import Heads, join_heads, split_heads
+from sinkformers.modules.heads import Heads, join_heads, split_heads, zero_masked
 
 ScaleBy = Literal["head", "width"]
 Plan = Callable[[Tensor], Tensor]
@@ -60,7 +60,9 @@ class MAB(Heads):
         self.attention_norm, self.out_norm = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor, y: Tensor, query_mask: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """`query_mask` (batch, n) and `key_mask` (batch, m) are True at the elements that take part."""
+        """`query_mask` (batch, n) and `key_mask` (batch, m) are True at valid elements. What stands in the others
+        changes no valid output and no gradient; the output there is that of an element 0 that looks at nothing."""
+        x, y = zero_masked("MAB", "query_mask", x, query_mask), zero_masked("MAB", "key_mask", y, key_mask)
         query, key, value = (
             split_heads(tokens, self.num_heads) for tokens in (self.query(x), self.key(y), self.value(y))
         )
@@ -89,7 +91,7 @@ class SAB(nn.Module):
         self.mab = MAB(dim_in, dim_in, dim, num_heads, **options)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at the elements that take part."""
+        """`mask` (batch, n) is True at valid elements, as in `MAB`."""
         return self.mab(x, x, mask, mask)
 
 
@@ -113,7 +115,7 @@ class ISAB(nn.Module):
         self.spread = MAB(dim_in, dim, dim, num_heads, **options)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at the elements that take part."""
+        """`mask` (batch, n) is True at valid elements, as in `MAB`."""
         return self.spread(x, self.induce(self.inducing, x, key_mask=mask), query_mask=mask)
 
 
@@ -146,7 +148,7 @@ class PMA(nn.Module):
         return self.seeds.shape[1] == 1 and not self.literal
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at the elements that take part."""
+        """`mask` (batch, n) is True at valid elements, as in `MAB`."""
         return self.mab(self.seeds, x, key_mask=mask)
 
 

@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
 from sinkformers.data import heard_by
 from sinkformers.experiments.artefact import LOG, METRICS, MODEL, RUN, Artefact, Cell, ExperimentError, Preset, anew
@@ -19,7 +18,8 @@ from sinkformers.experiments.workbench import checkpoint, training
 from sinkformers.experiments.workbench.cells import Claim, claim
 from sinkformers.experiments.workbench.display import Display
 from sinkformers.experiments.workbench.provenance import provenance
-from sinkformers.experiments.workbench.task import Keeps
+from sinkformers.experiments.workbench.stopping import Stopped, Stopping
+from sinkformers.experiments.workbench.task import Keeps, Task
 from sinkformers.experiments.workbench.twins import find_twin, json_bytes, take_over
 
 
@@ -34,19 +34,43 @@ def run(
     device: str = "auto",
     precision: str = "no",
     save_every: float,
+    stopping: Stopping | None = None,
 ) -> list[Cell]:
-    """Train what is missing of `cells` and return those that others are training."""
+    """Train what is missing of `cells` and return those that others are training.
+
+    Raises `Stopped` where `stopping` was asked to end; the cell in training is saved first.
+    """
     _refuse_orphans(cells, out)
     accelerator = _accelerator(device, precision)
+    stopping = stopping or Stopping()
+    runs = _Runs(artefact, artefact.presets[preset_name], data, out, accelerator, display, save_every, stopping)
     with _process_group(), display:
         display.cells(sum(_is_done(out, cell) for cell in cells), len(cells))
         for cell, held in _claimed(cells, out, accelerator):
-            with held or nullcontext():
-                _train(artefact, artefact.presets[preset_name], cell, data, out, accelerator, held, display, save_every)
+            with held or nullcontext(), _saying_what_next(cell, out):
+                runs.train(cell, held)
             accelerator.free_memory()
             display.cells(sum(_is_done(out, cell) for cell in cells), len(cells))
+            number = training.agreed(accelerator, stopping.number)
+            if number is not None:
+                raise Stopped(number)
         accelerator.wait_for_everyone()
     return [cell for cell in cells if not _is_done(out, cell)]
+
+
+@contextmanager
+def _saying_what_next(cell: Cell, out: Path) -> Iterator[None]:
+    """Let a `Stopped` say what the same command will do with this cell: what is on disk decides."""
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.saved:
+            stopped.what_next = f"{cell.name} is saved at {stopped.saved}; the same command goes on there."
+        elif (out / cell.folder / training.CHECKPOINT).exists():
+            stopped.what_next = f"The same command goes on with {cell.name} from its last checkpoint."
+        else:
+            stopped.what_next = f"{cell.name} has saved nothing yet; the same command begins it again."
+        raise
 
 
 def _claimed(cells: Sequence[Cell], out: Path, accelerator: Accelerator) -> Iterator[tuple[Cell, Claim | None]]:
@@ -58,83 +82,100 @@ def _claimed(cells: Sequence[Cell], out: Path, accelerator: Accelerator) -> Iter
             if held is not None and _is_done(out, cell):  # finished between the look and the claim
                 held.file.unlink(missing_ok=True)
                 held = None
-        chosen = held is not None
-        if accelerator.num_processes > 1:
-            chosen = broadcast_object_list([chosen])[0]
-        if chosen:
+        if training.agreed(accelerator, held is not None):
             yield cell, held
 
 
-def _train(
-    artefact: Artefact,
-    preset: Preset,
-    cell: Cell,
-    data: Path | None,
-    out: Path,
-    accelerator: Accelerator,
-    held: Claim | None,
-    display: Display,
-    save_every: float,
-) -> None:
-    assert artefact.task is not None
-    folder = out / cell.folder
-    if preset.data:
-        display.say(f"{cell.name}: reading {preset.data}.")
-    with heard_by(display.loading):
-        task = artefact.task(preset, cell.arm, cell.seed, data)
-    display.begin(cell.name, task.recipe.epochs)
-    identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
-    where = {
-        "processes": accelerator.num_processes,
-        "device": accelerator.device.type,
-        "precision": accelerator.mixed_precision,
-    }
-    twin = None if cell.before is not None else find_twin(out, artefact.twins, identity, where)
-    if twin is not None:
-        if held is not None:
-            held.check()
-            take_over(cell, folder, twin, out)
-            display.say(f"{cell.name}: taken over from {twin.relative_to(out)}, which is the same training.")
-        return
-    if (folder / training.CHECKPOINT).exists():
-        display.say(f"{cell.name}: goes on where it was stopped.")
-    for left in (*folder.glob("*.partial"), *folder.glob("draft-*")):  # by a process that was killed while writing
-        left.unlink(missing_ok=True)
-    start = None if cell.before is None else checkpoint.read(out / cell.before / MODEL, anew(out / cell.before))[0]
-    log = _Log(folder, accelerator.is_main_process)
+class _Runs(NamedTuple):
+    """What the runs of one command share."""
 
-    def epoch(record: dict[str, Any], seconds: float) -> None:
-        log.add(record, seconds)
-        display.epoch(record, seconds)
+    artefact: Artefact
+    preset: Preset
+    data: Path | None
+    out: Path
+    accelerator: Accelerator
+    display: Display
+    save_every: float
+    stopping: Stopping
 
-    hooks = training.Hooks(display.step, epoch, lambda: None if held is None else held.check())
-    with log:
-        done = training.Training(task, identity, folder, accelerator, hooks, start).run(save_every)
-    if held is None:
-        return
-    held.check()
-    metrics = {
-        "artefact": cell.artefact,
-        "preset": cell.preset,
-        "arm": cell.arm.name,
-        **({} if cell.arm.after is None else {"after": cell.arm.after}),
-        "metric": artefact.metric_of(cell.preset),
-        **identity,
-        "parameters": sum(parameter.numel() for parameter in done.model.parameters()),
-        "epochs": done.epochs,
-    }
-    made = {
-        **provenance(),
-        **where,
-        "resumed": done.resumed,
-        "seconds_per_epoch": [round(seconds, 3) for seconds in done.seconds],
-    }
-    checkpoint.write(folder / MODEL, done.model.state_dict(), {"settings": dict(cell.arm.settings)})
-    for name, content in task.files().items() if isinstance(task, Keeps) else ():
-        checkpoint.replace(folder / name, content)
-    checkpoint.replace(folder / RUN, json_bytes(made))
-    checkpoint.replace(folder / METRICS, json_bytes(metrics))  # last: with it the cell is finished
-    (folder / training.CHECKPOINT).unlink(missing_ok=True)
+    def train(self, cell: Cell, held: Claim | None) -> None:
+        """Train a cell, or take it over from its twin, and write its record. Only the process that `held` the claim
+        writes."""
+        assert self.artefact.task is not None
+        folder, display, accelerator = self.out / cell.folder, self.display, self.accelerator
+        if self.preset.data:
+            display.say(f"{cell.name}: reading {self.preset.data}.")
+        with heard_by(display.loading):
+            task = self.artefact.task(self.preset, cell.arm, cell.seed, self.data)
+        display.begin(cell.name, task.recipe.epochs)
+        identity = {"seed": cell.seed, "settings": dict(cell.arm.settings), **task.facts}
+        where = {
+            "processes": accelerator.num_processes,
+            "device": accelerator.device.type,
+            "precision": accelerator.mixed_precision,
+        }
+        twin = None if cell.before is not None else find_twin(self.out, self.artefact.twins, identity, where)
+        if twin is not None:
+            if held is not None:
+                held.check()
+                take_over(cell, folder, twin, self.out)
+                display.say(f"{cell.name}: taken over from {twin.relative_to(self.out)}, which is the same training.")
+            return
+        for left in (*folder.glob("*.partial"), *folder.glob("draft-*")):  # by a process that was killed while writing
+            left.unlink(missing_ok=True)
+        before = None if cell.before is None else self.out / cell.before
+        start = None if before is None else checkpoint.read(before / MODEL, anew(before))[0]
+        log = _Log(folder, accelerator.is_main_process)
+
+        def epoch(record: dict[str, Any], seconds: float) -> None:
+            log.add(record, seconds)
+            display.epoch(record, seconds)
+
+        hooks = training.Hooks(
+            display.step,
+            epoch,
+            lambda: None if held is None else held.check(),
+            lambda where: display.say(f"{cell.name}: goes on after {where}."),
+        )
+        with log, self.stopping.deferred():  # what was trained to the end is written
+            done = training.Training(task, identity, folder, accelerator, hooks, start, self.stopping)
+            self._write(cell, held, task, identity, where, done.run(self.save_every))
+
+    def _write(
+        self,
+        cell: Cell,
+        held: Claim | None,
+        task: Task,
+        identity: dict[str, Any],
+        where: dict[str, Any],
+        done: training.Trained,
+    ) -> None:
+        if held is None:
+            return
+        held.check()
+        folder = self.out / cell.folder
+        metrics = {
+            "artefact": cell.artefact,
+            "preset": cell.preset,
+            "arm": cell.arm.name,
+            **({} if cell.arm.after is None else {"after": cell.arm.after}),
+            "metric": self.artefact.metric_of(cell.preset),
+            **identity,
+            "parameters": sum(parameter.numel() for parameter in done.model.parameters()),
+            "epochs": done.epochs,
+        }
+        made = {
+            **provenance(),
+            **where,
+            "resumed": done.resumed,
+            "seconds_per_epoch": [round(seconds, 3) for seconds in done.seconds],
+        }
+        checkpoint.write(folder / MODEL, done.model.state_dict(), {"settings": dict(cell.arm.settings)})
+        for name, content in task.files().items() if isinstance(task, Keeps) else ():
+            checkpoint.replace(folder / name, content)
+        checkpoint.replace(folder / RUN, json_bytes(made))
+        checkpoint.replace(folder / METRICS, json_bytes(metrics))  # last: with it the cell is finished
+        (folder / training.CHECKPOINT).unlink(missing_ok=True)
 
 
 class _Log:

@@ -1,7 +1,8 @@
 """The one training loop: every experiment runs through it.
 
 It may be killed at any moment. The next run of the same cell goes on from the last checkpoint, in the middle of an
-epoch if need be, and comes to the same numbers to the last bit.
+epoch if need be, and comes to the same numbers to the last bit. Where it is asked to end, by Ctrl-C or SIGTERM, it
+leaves a checkpoint after the step that it is in.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -22,17 +23,21 @@ from torch.optim import Optimizer
 
 from sinkformers.experiments.artefact import ExperimentError
 from sinkformers.experiments.workbench import checkpoint
+from sinkformers.experiments.workbench.stopping import Stopped, Stopping
 from sinkformers.experiments.workbench.task import Task
 
 CHECKPOINT = "checkpoint.safetensors"
+T = TypeVar("T")
 
 
 class Hooks(NamedTuple):
-    """Who wants to know: of every step (epoch, step, of how many), of every finished epoch, and before every save."""
+    """Called after every step (epoch, step, of how many), after every epoch, before every save, and where a training
+    goes on from a checkpoint, with where that is."""
 
     step: Callable[[int, int, int], None]
     epoch: Callable[[dict[str, Any], float], None]
     saving: Callable[[], None]
+    resumed: Callable[[str], None] = lambda where: None
 
 
 class Trained(NamedTuple):
@@ -53,10 +58,12 @@ class Training:
         accelerator: Accelerator,
         hooks: Hooks,
         start: Mapping[str, Tensor] | None = None,
+        stopping: Stopping | None = None,
     ) -> None:
         """`identity` holds the seed, and all else that tells this cell from others; `start` the first weights of the
-        model, where they are not drawn."""
+        model, where they are not drawn; `stopping` knows whether the run was asked to end."""
         self.task, self.folder, self.accelerator, self.hooks = task, folder, accelerator, hooks
+        self.stopping = stopping or Stopping()
         self.identity = {**identity, "precision": accelerator.mixed_precision}
         seed = identity["seed"]
         set_seed(seed)
@@ -79,15 +86,21 @@ class Training:
     def bare(self) -> nn.Module:
         return self.accelerator.unwrap_model(self.model)
 
+    @property
+    def where(self) -> str:
+        return f"epoch {self.epoch + 1}, step {self.step}"
+
     def run(self, save_every: float) -> Trained:
         """Train to the end, with a checkpoint at least every so many seconds, measured between steps."""
-        if (self.folder / CHECKPOINT).exists():
-            self._load()
-        else:
-            self._finish_epoch({})
-        saved = time.monotonic()
-        while self.epoch < self.task.recipe.epochs:
-            saved = self._train_epoch(self.epoch + 1, save_every, saved)
+        with self.stopping.deferred():
+            if (self.folder / CHECKPOINT).exists():
+                self._load()
+                self.hooks.resumed(self.where)
+            else:
+                self._finish_epoch(0, 0, {})
+            saved = time.monotonic()
+            while self.epoch < self.task.recipe.epochs:
+                saved = self._train_epoch(self.epoch + 1, save_every, saved)
         return Trained(self.bare, self.records, self.seconds, self.resumed)
 
     def _train_epoch(self, epoch: int, save_every: float, saved: float) -> float:
@@ -101,16 +114,16 @@ class Training:
             self.step = step + 1
             self.spent += time.perf_counter() - started
             self.hooks.step(epoch, self.step, len(batches))
-            if self._agreed(time.monotonic() - saved >= save_every):
+            wish = time.monotonic() - saved >= save_every, self.stopping.number
+            due, number = agreed(self.accelerator, wish)
+            if number is not None:
+                self._save_and_stop(Stopped(number))
+            if due:
                 self._save()
                 saved = time.monotonic()
         total = sum(self.task.weight(batch) for batch in batches)
         sums = {name: torch.as_tensor(self.accelerator.reduce(value)) for name, value in self.sums.items()}
-        self.epoch, self.step, self.sums = epoch, 0, {}
-        self.earlier += len(batches)
-        self.seconds.append(self.spent)
-        self.spent = 0.0
-        self._finish_epoch({name: float(value) / total for name, value in sums.items()})
+        self._finish_epoch(epoch, len(batches), {name: float(value) / total for name, value in sums.items()})
         return saved
 
     def _take(self, batch: Tensor) -> None:
@@ -130,31 +143,46 @@ class Training:
         self.optimiser.step()
         self.optimiser.zero_grad()
 
-    def _finish_epoch(self, train: dict[str, float]) -> None:
-        self.model.eval()
-        record = {
-            "epoch": self.epoch,
-            "rate": self.task.recipe.rate_at(max(self.epoch, 1), max(self.earlier, 1)),
-            "train": train,
-            "test": self.task.evaluate(self.model, self.accelerator),
-            **self.task.observe(self.bare),
-        }
-        self.records.append(_rounded(record))
+    def _finish_epoch(self, epoch: int, steps: int, train: dict[str, float]) -> None:
+        """Evaluate after an epoch of so many steps; only then is it done. Epoch 0 is before training."""
+        generators = self._generators()
+        try:
+            # Processes that evaluate together must not be torn apart.
+            with self.stopping.immediate() if self.accelerator.num_processes == 1 else nullcontext():
+                self.model.eval()
+                test, seen = self.task.evaluate(self.model, self.accelerator), self.task.observe(self.bare)
+        except Stopped as stopped:
+            if not epoch:
+                raise
+            self._seed(generators)  # evaluation may have drawn numbers, and will be repeated
+            self._save_and_stop(stopped)
+        rate = self.task.recipe.rate_at(max(epoch, 1), max(self.earlier + steps, 1))
+        self.records.append(_rounded({"epoch": epoch, "rate": rate, "train": train, "test": test, **seen}))
+        if epoch:
+            self.seconds.append(self.spent)
+        self.epoch, self.step, self.sums, self.spent = epoch, 0, {}, 0.0
+        self.earlier += steps
         self.hooks.epoch(self.records[-1], self.seconds[-1] if self.seconds else 0.0)
 
-    def _agreed(self, wish: bool) -> bool:
-        """The first process decides for all."""
-        if self.accelerator.num_processes == 1:
-            return wish
-        return bool(broadcast_object_list([wish])[0])
+    def _save_and_stop(self, stopped: Stopped) -> NoReturn:
+        self._save()
+        stopped.saved = self.where
+        raise stopped
+
+    def _generators(self) -> dict[str, Tensor]:
+        cuda = self.accelerator.device.type == "cuda"
+        return {
+            "generator": torch.get_rng_state(),
+            **({"device_generator": torch.cuda.get_rng_state()} if cuda else {}),
+        }
+
+    def _seed(self, generators: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(generators["generator"])
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.set_rng_state(generators["device_generator"])
 
     def _save(self) -> None:
-        each = {
-            "generator": torch.get_rng_state(),
-            **{f"sums.{name}": value.cpu() for name, value in self.sums.items()},
-        }
-        if self.accelerator.device.type == "cuda":
-            each["device_generator"] = torch.cuda.get_rng_state()
+        each = {**self._generators(), **{f"sums.{name}": value.cpu() for name, value in self.sums.items()}}
         every = gather_object([each])
         if not self.accelerator.is_main_process:
             return
@@ -187,9 +215,7 @@ class Training:
         checkpoint.restore_optimiser(inner, checkpoint.part(tensors, "optimiser."))
         own = checkpoint.part(tensors, f"process.{self.accelerator.process_index}.")
         self.sums = {name: value.to(self.accelerator.device) for name, value in checkpoint.part(own, "sums.").items()}
-        torch.set_rng_state(own["generator"])
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.set_rng_state(own["device_generator"])
+        self._seed(own)
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         for name in ("epoch", "step", "records", "seconds", "spent"):
@@ -220,6 +246,11 @@ class Training:
                 f"the checkpoint {path} was written by {state['processes']} processes, and this run has "
                 f"{self.accelerator.num_processes}. Run it with as many as before, or delete the checkpoint."
             )
+
+
+def agreed(accelerator: Accelerator, wish: T) -> T:
+    """What the first process wishes, in all of them."""
+    return wish if accelerator.num_processes == 1 else broadcast_object_list([wish])[0]
 
 
 def _rounded(value: Any) -> Any:

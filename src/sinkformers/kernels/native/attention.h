@@ -28,7 +28,7 @@ template <class T> struct Head {
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
     const T *q, *k;  // packed or not, rows dp apart
     // a member's own
-    T *scratch, *drop;
+    T *scratch, *drop, *narrow;
 
     // Rows a power of two apart would share their places in the cache, and products over columns touch many rows.
     static int row_length(int cols) { return cols * sizeof(T) % 1024 ? cols : cols + LANES<T>; }
@@ -77,7 +77,22 @@ template <class T> struct Head {
         T *masks = args.drops ? arena.take<T>((size_t)team.size * block * row_length(mp)) : nullptr;
         scratch = own ? own + (size_t)team.id * block * row_length(mp) : nullptr;
         drop = masks ? masks + (size_t)team.id * block * row_length(mp) : nullptr;
+        const size_t each = std::max((size_t)narrow_rows(dp) * dp, (size_t)narrow_rows(ep) * ep);
+        narrow = arena.take<T>(team.size * each);
+        narrow = narrow ? narrow + team.id * each : nullptr;
         measured = arena.used;
+    }
+    // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all rows:
+    // about 48 KiB of them, one tile at least.
+    static int narrow_rows(int width) { return std::max(MR, std::min(8 * MR, 2048 / std::max(1, width) * MR)); }
+    // to[row_at[i0 + i]] = the first `count` of `width` columns of row i of c·right, times by[i] where given.
+    void product_to_rows(int i0, int rows, const T *c, Right<T> right, int width, int count, T *to, const T *by = nullptr) const {
+        const int most = narrow_rows(width);
+        for (int i = 0; i < rows; i += most) {
+            const int some = std::min(most, rows - i);
+            product<T, SET>(some, width, live_m, c + (size_t)i * ld, ld, 1, right, nullptr, narrow, width, by ? by + i : nullptr);
+            for (int r = 0; r < some; r++) std::copy(narrow + (size_t)r * width, narrow + (size_t)r * width + count, to + (size_t)row_at[i0 + i + r] * count);
+        }
     }
 
     template <class P> P *at(const Strided &t) const { return (P *)t.data + b * t.b + h * t.h; }

@@ -252,19 +252,11 @@ template <class T> struct Backward : Head<T> {
             for (int j = 0; j < this->live_m; j++) d_bias[(size_t)this->row_at[i0 + i] * this->m + this->col_at[j]] = c[(size_t)i * this->ld + j];
     }
     void queries(int i0, int rows, const T *c) const {
-        constexpr int SOME = 8 * MR;
         T *d_query = (T *)this->args.d_query + (size_t)this->index * this->n * this->d;
         const Right<T> keys = this->plain(this->k, this->dp);
         if (this->all_rows() && this->d == this->dp)
             return product<T, SET>(rows, this->dp, this->live_m, c, this->ld, 1, keys, nullptr, d_query + (size_t)i0 * this->d, this->d);
-        alignas(64) T some[SOME * 256];
-        const int most = std::max(1, std::min(SOME, SOME * 256 / this->dp / MR * MR));
-        for (int i = 0; i < rows; i += most) {
-            const int count = std::min(most, rows - i);
-            product<T, SET>(count, this->dp, this->live_m, c + (size_t)i * this->ld, this->ld, 1, keys, nullptr, some, this->dp);
-            for (int r = 0; r < count; r++)
-                std::copy(some + (size_t)r * this->dp, some + (size_t)r * this->dp + this->d, d_query + (size_t)this->row_at[i0 + i + r] * this->d);
-        }
+        this->product_to_rows(i0, rows, c, keys, this->dp, this->d, d_query);
     }
     void finish() {
         const auto &args = this->args;

@@ -128,20 +128,12 @@ template <class T> struct Forward : Head<T> {
         else this->team.barrier();
     }
     void output(int i0, int rows) {
-        constexpr int SOME = 8 * MR;
         const T *c = this->dropped(i0, rows), *u = this->u + i0;
         T *out = (T *)this->args.out + (size_t)this->index * this->n * this->e;
         const Right<T> values = this->plain(this->values, this->ep);
         if (this->all_rows() && this->e == this->ep)
             return product<T, SET>(rows, this->ep, this->live_m, c, this->ld, 1, values, nullptr, out + (size_t)i0 * this->e, this->e, u);
-        alignas(64) T some[SOME * 256];
-        const int most = std::max(1, std::min(SOME, SOME * 256 / this->ep / MR * MR));
-        for (int i = 0; i < rows; i += most) {
-            const int count = std::min(most, rows - i);
-            product<T, SET>(count, this->ep, this->live_m, c + (size_t)i * this->ld, this->ld, 1, values, nullptr, some, this->ep, u + i);
-            for (int r = 0; r < count; r++)
-                std::copy(some + (size_t)r * this->ep, some + (size_t)r * this->ep + this->e, out + (size_t)this->row_at[i0 + i + r] * this->e);
-        }
+        this->product_to_rows(i0, rows, c, values, this->ep, this->e, out, u);
     }
 };
 }  // namespace ISA

@@ -5,46 +5,18 @@ built, `missing` says why, and nobody calls the rest.
 """
 
 import ctypes
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sinkformers.kernels.native.structures import AttentionArguments, OperatorArguments, Structure, disagreement
+
 # What the kernels may keep as exponentiated scores, in all threads together; beyond it each pass makes them again.
 WORKSPACE_BYTES = 64 * 2**20
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
-
-_int = ctypes.c_int64
-_pointer = ctypes.c_void_p
-_real = ctypes.c_double
-
-
-class _Strided(ctypes.Structure):
-    _fields_ = [("data", _pointer), *((name, _int) for name in "bhij")]
-
-
-class _Attention(ctypes.Structure):
-    _fields_ = [
-        *((name, _int) for name in ["batch", "heads", "n", "m", "d", "e", "n_iters", "threads", "workspace"]),
-        *((name, _Strided) for name in ["query", "key", "value", "bias", "entries", "queries", "keys", "tau"]),
-        *((name, _real) for name in ["scale", "dropout", "bias_floor"]),
-        ("seed", ctypes.c_uint64),
-        *((name, _int) for name in ["l2", "drops"]),
-        ("d_out", _Strided),
-        *(
-            (name, _pointer)
-            for name in ["out", "u", "s", "r", "safe", "d_query", "d_key", "d_value", "d_bias", "d_tau"]
-        ),
-    ]
-
-
-class _Operator(ctypes.Structure):
-    _fields_ = [
-        *((name, _int) for name in ["batch", "n", "m", "n_iters", "threads"]),
-        *((name, _pointer) for name in ["scores", "row_weight", "col_target", "tau", "d_weights"]),
-        *((name, _pointer) for name in ["weights", "u", "s", "r", "safe", "d_scores", "d_tau"]),
-    ]
 
 
 def _load() -> ctypes.CDLL | str:
@@ -55,9 +27,13 @@ def _load() -> ctypes.CDLL | str:
     if not found:
         return "it was not built with the package; install a C++ compiler (g++ or clang) and reinstall sinkformers"
     try:
-        return ctypes.CDLL(str(found[0]))
+        library = ctypes.CDLL(str(found[0]))
     except OSError as error:
         return f"it could not be loaded: {error}"
+    reason = disagreement(library)
+    if reason:
+        warnings.warn(f"sinkformers: the compiled CPU kernels are not used: {reason}.", RuntimeWarning, stacklevel=2)
+    return reason or library
 
 
 _LIBRARY = _load()
@@ -90,19 +66,6 @@ def release_workspace() -> None:
         _loaded().sinkformers_release()
 
 
-_NOTHING = _Strided()
-
-
-def _strided(tensor: Tensor | None, *, matrix: bool = False) -> _Strided:
-    """A tensor (b, h, i, …) as pointer and strides, 0 along axes that repeat."""
-    if tensor is None:
-        return _NOTHING
-    steps = tensor.stride()
-    if 1 in tensor.shape:
-        steps = [0 if size == 1 else step for size, step in zip(tensor.shape, steps, strict=True)]
-    return _Strided(tensor.data_ptr(), *steps[: 4 if matrix else 3])
-
-
 def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
     """The leading axes as (batch, heads)."""
     if len(lead) == 2:
@@ -113,11 +76,7 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
     return tensor.reshape(*tensor.shape[: len(lead)], *(1,) * (2 - len(lead)), *rest)
 
 
-def _features_together(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
-
-
-def _arguments(
+def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -131,25 +90,38 @@ def _arguments(
     scale: float,
     l2: bool,
     dropout_p: float,
-) -> tuple[_Attention, list[Any]]:
-    """The structure for a call, and the tensors that it points into."""
+) -> AttentionArguments:
+    """The structure for a call, with its inputs."""
     lead, dtype = query.shape[:-2], query.dtype
-    tokens = [_features_together(x) for x in (query, key, value)]
-    floor = 0.0 if bias is None else torch.finfo(bias.dtype).min / 2
-    others = (bias if bias is None else bias.to(dtype), entries, queries, keys, tau if tau is None else tau.to(dtype))
-    q, k, v = (_lead_of_two(x, lead) for x in tokens)
-    masks = [None if x is None else _lead_of_two(x, lead) for x in others]
+    q, k, v = (_lead_of_two(x, lead) for x in (query, key, value))
     batch, heads, n, d = q.shape
-    args = _Attention(
-        *(batch, heads, n, k.shape[2], d, v.shape[3], n_iters, torch.get_num_threads(), WORKSPACE_BYTES),
-        *(_strided(q), _strided(k), _strided(v)),
-        *(_strided(x, matrix=place < 2) for place, x in enumerate(masks)),
-        *(scale, dropout_p, floor, 0 if seed is None else seed, l2, seed is not None),
+    args = AttentionArguments(
+        batch=batch,
+        heads=heads,
+        n=n,
+        m=k.shape[2],
+        d=d,
+        e=v.shape[3],
+        n_iters=n_iters,
+        threads=torch.get_num_threads(),
+        workspace=WORKSPACE_BYTES,
+        scale=scale,
+        dropout=dropout_p,
+        bias_floor=0.0 if bias is None else torch.finfo(bias.dtype).min / 2,
+        seed=0 if seed is None else seed,
+        l2=l2,
+        drops=seed is not None,
     )
-    return args, [q, k, v, *masks]
+    args.read_tokens(query=q, key=k, value=v)
+    others = {"bias": bias, "entries": entries, "queries": queries, "keys": keys, "tau": tau}
+    for name, tensor in others.items():
+        if tensor is not None:
+            tensor = tensor if tensor.dtype == torch.bool else tensor.to(dtype)
+            args.read_strided(**{name: _lead_of_two(tensor, lead)})
+    return args
 
 
-def _call(name: str, args: ctypes.Structure, dtype: torch.dtype) -> None:
+def _call(name: str, args: Structure, dtype: torch.dtype) -> None:
     if getattr(_loaded(), f"sinkformers_{name}")(ctypes.byref(args), dtype == torch.float64):
         raise MemoryError("sinkformers: the native kernels could not get their workspace.")
 
@@ -166,8 +138,8 @@ def attention_forward(
     out, u, s, r = (query.new_empty((*lead, *shape)) for shape in shapes)
     safe = query.new_empty(lead, dtype=torch.bool)
     if safe.numel():
-        args, _kept = _arguments(query, key, value, *others, n_iters=n_iters, **settings)
-        args.out, args.u, args.s, args.r, args.safe = (x.data_ptr() for x in (out, u, s, r, safe))
+        args = _attention(query, key, value, *others, n_iters=n_iters, **settings)
+        args.write(out=out, u=u, s=s, r=r, safe=safe)
         _call("attention_forward", args, query.dtype)
     return out, u, s, r, safe
 
@@ -191,14 +163,11 @@ def attention_backward(
     d_bias = query.new_empty((*lead, n, m)) if wants_bias else None
     d_tau, safe = query.new_empty(lead), query.new_empty(lead, dtype=torch.bool)
     if safe.numel():
-        args, _kept = _arguments(query, key, value, *others, **settings)
-        d_out, out = (_features_together(x) for x in (d_out, saved[0]))
-        args.d_out = _strided(_lead_of_two(d_out, lead))
-        contiguous = [x.contiguous() for x in (out, *saved[1:])]
-        args.out, args.u, args.s, args.r = (x.data_ptr() for x in contiguous)
-        args.safe, args.d_tau = safe.data_ptr(), d_tau.data_ptr()
-        args.d_query, args.d_key, args.d_value = (x.data_ptr() for x in (d_query, d_key, d_value))
-        args.d_bias = None if d_bias is None else d_bias.data_ptr()
+        args = _attention(query, key, value, *others, **settings)
+        args.read_tokens(d_out=_lead_of_two(d_out, lead))
+        out, u, s, r = saved
+        args.read(out=out, u=u, s=s, r=r)
+        args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_tau=d_tau, safe=safe)
         _call("attention_backward", args, query.dtype)
     return d_query, d_key, d_value, d_bias, d_tau, safe
 
@@ -207,17 +176,14 @@ def attention_backward(
 TINY = 16
 
 
-def _place(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def _operator(
     scores: Tensor, row_weight: Tensor | None, col_target: Tensor | None, tau: Tensor | None, n_iters: int
-) -> _Operator:
+) -> OperatorArguments:
     *_, n, m = scores.shape
     batch = scores.numel() // (n * m)
-    places = (_place(x) for x in (scores, row_weight, col_target, tau))
-    return _Operator(batch, n, m, n_iters, torch.get_num_threads(), *places)
+    args = OperatorArguments(batch=batch, n=n, m=m, n_iters=n_iters, threads=torch.get_num_threads())
+    args.read(scores=scores, row_weight=row_weight, col_target=col_target, tau=tau)
+    return args
 
 
 def operator_forward(
@@ -240,7 +206,7 @@ def operator_forward(
     u, s, r = (scores.new_empty((*lead, *shape)) for shape in ((rows, n), (cols, m), (maxima,)))
     if safe.numel():
         args = _operator(scores, row_weight, col_target, tau, n_iters)
-        args.weights, args.u, args.s, args.r, args.safe = (x.data_ptr() for x in (weights, u, s, r, safe))
+        args.write(weights=weights, u=u, s=s, r=r, safe=safe)
         _call("tiny_forward" if tiny else "operator_forward", args, scores.dtype)
     return weights, u, s, r, safe
 
@@ -262,7 +228,8 @@ def operator_backward(
     safe = scores.new_empty(lead, dtype=torch.bool)
     if safe.numel():
         args = _operator(scores, row_weight, col_target, tau, n_iters)
-        args.d_weights, args.d_scores, args.d_tau = (x.data_ptr() for x in (d_weights, d_scores, d_tau))
-        args.u, args.s, args.r, args.safe = (x.data_ptr() for x in (*saved, safe))
+        u, s, r = saved
+        args.read(d_weights=d_weights, u=u, s=s, r=r)
+        args.write(d_scores=d_scores, d_tau=d_tau, safe=safe)
         _call("tiny_backward" if tiny else "operator_backward", args, scores.dtype)
     return d_scores, d_tau, safe

@@ -160,6 +160,12 @@ EXPORT int sinkformers_operator_forward(const OperatorArguments *args, int is_do
 EXPORT int sinkformers_operator_backward(const OperatorArguments *args, int is_double) { return normalize(*args, is_double, true); }
 EXPORT int sinkformers_tiny_forward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, false); }
 EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, true); }
+// What the binding compares with its own before it calls anything: the number of the interface, raised with every change of a
+// structure or of a field's meaning, and the sizes of the structures.
+EXPORT int sinkformers_interface(int part) {
+    const int parts[] = {2, sizeof(Strided), sizeof(AttentionArguments), sizeof(OperatorArguments)};
+    return part < 4 ? parts[part] : -1;
+}
 EXPORT int sinkformers_level() { return level; }
 EXPORT int sinkformers_set_level(int wanted) { return level = wanted < best_level() ? wanted : best_level(); }
 EXPORT void sinkformers_release() {

@@ -33,7 +33,7 @@ def attention_forward(
     l2: bool,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (*lead, n, e), `f` (*lead, ⌈n_iters/2⌉ + 1, n) and `excess` (*lead, ⌊n_iters/2⌋, m).
+    """Output (*lead, n, e) in float32, `f` (*lead, ⌈n_iters/2⌉ + 1, n) and `excess` (*lead, ⌊n_iters/2⌋, m).
 
     Takes query (*lead, n, d), key (*lead, m, d) and value (*lead, m, e) of any strides; `bias` and the boolean
     `entries` of the scores' rank, axes of size 1 repeated; `queries` (*lead, n) and `keys` (*lead, m), likewise; `tau`
@@ -43,7 +43,7 @@ def attention_forward(
     *lead, n, d = query.shape
     m, e = value.shape[-2:]
     call = prepare(query, key, bias, entries, queries, keys, tau, n_iters)
-    out = query.new_empty(*lead, n, e)
+    out = query.new_empty(*lead, n, e, dtype=torch.float32)
     f = query.new_empty(*lead, call.n_rows + 1, n, dtype=torch.float32)
     excess = query.new_empty(*lead, call.n_cols, m, dtype=torch.float32)
     tile, _ = _tiles(query, d, e)

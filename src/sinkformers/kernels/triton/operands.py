@@ -45,6 +45,7 @@ def strided(tensor: Tensor | None, lead: torch.Size) -> Strided:
     """The view of a tensor (*lead, rows, cols), or one whose axes of size 1 repeat, that kernels understand."""
     if tensor is None:
         return Strided(None, (0,) * len(counted(lead)), 0, 0)
+    tensor = tensor.resolve_neg()  # a negative view stores the opposite of its values
     steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
     leading = [step for step, size in zip(steps[:-2], lead, strict=True) if size > 1] or [0]
     *leading, row, col = (None if step == 1 else step for step in [*leading, *steps[-2:]])

@@ -58,7 +58,7 @@ def prepare(
     else:
         n_live, m_live = (lines.sum(-1).clamp_min(1) for lines in (mask.rows, mask.cols))
         log_rho = (n_live / m_live).log()
-    tau = None if tau is None else tau.expand(lead).reshape(heads).float().contiguous()
+    tau = None if tau is None else tau.expand(lead).reshape(heads).float().resolve_neg().contiguous()
     return Call(mask, n, m, log_rho, tau, heads, (n_iters + 1) // 2, n_iters // 2)
 
 

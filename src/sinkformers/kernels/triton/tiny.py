@@ -16,6 +16,7 @@ def tiny_forward(scores: Tensor, tau: Tensor | None, n_iters: int) -> Tensor:
 
     The steps run in float32 whatever the dtype of the scores, which the weights share.
     """
+    scores = scores.resolve_neg()  # a negative view stores the opposite of its values
     weights = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
     grid, sizes = _group(scores, 0)
     _forward[grid](scores, *scores.stride(), _flat(tau), weights, *scores.shape, n_iters, **sizes)
@@ -24,6 +25,7 @@ def tiny_forward(scores: Tensor, tau: Tensor | None, n_iters: int) -> Tensor:
 
 def tiny_backward(d_weights: Tensor, scores: Tensor, tau: Tensor | None, n_iters: int) -> tuple[Tensor, Tensor | None]:
     """The gradients of the scores (B, n, m) and of tau (B), from that of the weights."""
+    d_weights, scores = d_weights.resolve_neg(), scores.resolve_neg()
     d_scores = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
     d_tau = None if tau is None else torch.empty(tau.shape, dtype=torch.float32, device=tau.device)
     steps = triton.next_power_of_2(max(1, n_iters // 2))
@@ -36,7 +38,7 @@ def tiny_backward(d_weights: Tensor, scores: Tensor, tau: Tensor | None, n_iters
 
 
 def _flat(tau: Tensor | None) -> Tensor | None:
-    return None if tau is None else tau.float().contiguous()
+    return None if tau is None else tau.float().resolve_neg().contiguous()
 
 
 def _group(scores: Tensor, steps: int) -> tuple[tuple[int], dict[str, int | bool]]:
