@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-timm test-triton lint types format bench bench-quick reproduction docs clean
+.PHONY: help run test test-slow test-timm test-triton test-sanitize fuzz lint types format bench bench-quick reproduction docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -23,6 +23,17 @@ test-triton: .venv-triton/installed ## the Triton kernels, in an environment of 
 
 test-slow: .venv/installed ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+SEED ?= 0
+SECONDS ?= 300
+fuzz: .venv/installed ## random calls against a float64 oracle; SECONDS=300, SEED=0
+	$(BIN)/python -m fuzzing --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS)
+
+test-sanitize: .venv/installed ## the native kernels under sanitizers: address and undefined by the fuzzer, thread by eight threads
+	cmake -S . -B build/sanitize-thread -DSANITIZE=thread && cmake --build build/sanitize-thread -j $(JOBS)
+	build/sanitize-thread/threads build/sanitize-thread/sinkformers_native.so
+	cmake -S . -B build/sanitize-address -DSANITIZE=address,undefined && cmake --build build/sanitize-address -j $(JOBS)
+	$(BIN)/python -m fuzzing --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) --backend native --no-compile --library build/sanitize-address/sinkformers_native.so
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -72,9 +72,16 @@ def operator_arguments(case: Case) -> list[Argument]:
     scores = normal(case, "scores", (*case.lead, case.n, case.m), std=case.std)
     lines = [scores]
     if case.hub:
-        lines = [f"scores = {_hub(case, case.dtype)}.expand({shown(batched(case, 'scores', (*case.lead, case.n, case.m)))})"]
+        lines = [
+            f"scores = {_hub(case, case.dtype)}.expand({shown(batched(case, 'scores', (*case.lead, case.n, case.m)))})"
+        ]
     elif case.bias_low is not None:
-        lines += _fill("scores", case, f"torch.rand({shown(batched(case, 'scores', (*case.lead, case.n, case.m)))}) < 0.2", "-torch.inf")
+        lines += _fill(
+            "scores",
+            case,
+            f"torch.rand({shown(batched(case, 'scores', (*case.lead, case.n, case.m)))}) < 0.2",
+            "-torch.inf",
+        )
     found = [Argument("scores", lines, None, True)]
     if case.attn_mask == "bool":
         found.append(Argument("mask", _mask(case, "mask"), "mask"))

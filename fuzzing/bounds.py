@@ -72,9 +72,8 @@ def forward(run: Run, s_err: Tensor, rounding: Rounding) -> Forward:
             averages.append(average)
             errors.append(error + phi[..., None])
         else:
-            x = run.scores + (f + run.log_a)[..., None]
-            total = masked_exp(x).sum(-2)
-            average = masked_exp(x) / torch.where(total == 0, 1.0, total)[..., None, :]
+            x = run.scores + (f + run.log_a)[..., None] - (run.excess[half] + run.log_b)[..., None, :]
+            average = masked_exp(x)
             g = run.g[half + 1]
             error = s_err + phi[..., None] + _additions(eps, depth, f + top, g)
             zeroed = torch.maximum(zeroed, rounding.zeroed(f + top, g))

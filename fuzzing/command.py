@@ -46,11 +46,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(_replay(options))
     tally, started = Tally(), time.monotonic()
     seeds = itertools.count(options.seed * STRIDE)
-    print(f"fuzzing: cases {options.seed * STRIDE} and on, backend {options.backend}, {options.seconds:g} s", flush=True)
+    print(
+        f"fuzzing: cases {options.seed * STRIDE} and on, backend {options.backend}, {options.seconds:g} s", flush=True
+    )
     deadline = started + options.seconds
 
     def work() -> None:
-        child = Child(options.library, _environment(options))
+        child = Child(options.library)
         child.start()
         backends = _chosen(options.backend, child.backends)
         while time.monotonic() < deadline and (options.cases is None or sum(tally.cases.values()) < options.cases):
@@ -79,19 +81,18 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--cases", type=int, help="stop after so many")
     parser.add_argument("--seed", type=int, default=0, help=f"the first case is seed · {STRIDE:,}")
-    parser.add_argument("--backend", default="all", help="all, or some of native, torch, reference, auto, native:avx2, …")
+    parser.add_argument(
+        "--backend", default="all", help="all, or some of native, torch, reference, auto, native:avx2, …"
+    )
     parser.add_argument("--function", action="append", choices=list(FUNCTIONS), help="only these; may be repeated")
-    parser.add_argument("--case", type=int, help="run one case again, by its seed, and print its program")
+    parser.add_argument(
+        "--case", help="run one case again, by its seed or as printed with a failure; print its program"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--attempts", type=int, default=200, help="cases tried to reduce a failure")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which is slow")
     parser.add_argument("--library", help="compiled kernels to use instead of the package's own")
-    parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="of the child processes")
     return parser.parse_args(arguments)
-
-
-def _environment(options: argparse.Namespace) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in options.environment)
 
 
 def _chosen(wanted: str, available: list[str]) -> list[str]:
@@ -104,9 +105,13 @@ def _chosen(wanted: str, available: list[str]) -> list[str]:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    child = Child(options.library, _environment(options))
+    child = Child(options.library)
     child.start()
-    case = draw(options.case, _chosen(options.backend, child.backends), options.function, compiles=not options.no_compile)
+    if options.case.isdecimal():
+        backends = _chosen(options.backend, child.backends)
+        case = draw(int(options.case), backends, options.function, compiles=not options.no_compile)
+    else:
+        case = Case.from_json(options.case)
     verdict = child.ask(case)
     print(case.to_json())
     print(snippet(case, verdict))
@@ -129,7 +134,10 @@ def _report(tally: Tally, case: Case, verdict: Verdict, child: Child, attempts: 
         if key in tally.distinct:
             return
         tally.distinct[key] = text
-        print(f"\n--- failure {len(tally.distinct)}: {found.kind} (case {case.seed}, {small.to_json()})\n{text}", flush=True)
+        print(
+            f"\n--- failure {len(tally.distinct)}: {found.kind} (case {case.seed}, {small.to_json()})\n{text}",
+            flush=True,
+        )
 
 
 def summary(tally: Tally) -> str:
@@ -141,6 +149,10 @@ def summary(tally: Tally) -> str:
         lines.append(f"{function:24}" + "".join(f"{f'{n} ({bad})' if bad else n:>18}" for n, bad in counts))
     total = [sum(n for (_, name), n in tally.cases.items() if name == backend) for backend in backends]
     lines.append(f"{'all':24}" + "".join(f"{n:>18}" for n in total))
-    lines.append(f"{'largest error/tolerance':24}" + "".join(f"{tally.largest.get(name, 0.0):>18.2g}" for name in backends))
-    lines.append(f"{tally.cases.total()} cases, {tally.failures.total()} failed, {len(tally.distinct)} distinct failures")
+    lines.append(
+        f"{'largest error/tolerance':24}" + "".join(f"{tally.largest.get(name, 0.0):>18.2g}" for name in backends)
+    )
+    lines.append(
+        f"{tally.cases.total()} cases, {tally.failures.total()} failed, {len(tally.distinct)} distinct failures"
+    )
     return "\n".join(lines)

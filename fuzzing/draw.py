@@ -78,7 +78,9 @@ def _broadcast(random: Random, lead: tuple[int, ...]) -> tuple[int, ...] | None:
 
 def _settings(random: Random, case: Case) -> Case:
     function = case.function
-    n_iters = random.choice((1, 2, 3, 3, 3, 4, 5, 5, 7, 9, 10, 21, 40)) if random.random() < 0.9 else random.randint(1, 40)
+    n_iters = (
+        random.choice((1, 2, 3, 3, 3, 4, 5, 5, 7, 9, 10, 21, 40)) if random.random() < 0.9 else random.randint(1, 40)
+    )
     tau: float | str = 1.0
     if random.random() < 0.35:
         tau = random.choice((0.0, 0.5, 0.9, "scalar", "heads", "all", round(random.random(), 3)))
@@ -87,7 +89,14 @@ def _settings(random: Random, case: Case) -> Case:
     case = replace(case, n_iters=n_iters, tau=tau, tau_range=tau_range, std=std)
     if function == "sinkhorn_limit":
         tau = 1.0 if random.random() < 0.6 else random.choice((0.3, 0.7, 0.95))
-        return replace(case, std=random.choice((0.1, 0.5, 1.0)), tau=tau, tau_range=(0.2, 1.0), n=min(case.n, 17), m=min(case.m, 17))
+        return replace(
+            case,
+            std=random.choice((0.1, 0.5, 1.0)),
+            tau=tau,
+            tau_range=(0.2, 1.0),
+            n=min(case.n, 17),
+            m=min(case.m, 17),
+        )
     if function not in ("sinkhorn_attention", "attention_with_weights"):
         if case.dtype in ("bfloat16", "float16"):
             case = replace(case, std=min(case.std, 30.0))
@@ -102,9 +111,11 @@ def _settings(random: Random, case: Case) -> Case:
         case = replace(case, cost="l2", offset=random.choice((0.0, 0.0, 10.0)), d=min(case.d, 300))
     if (n_iters == 1 or tau == 0) and random.random() < 0.3:
         case = replace(case, causal=True, dropout=0.0)
-    if random.random() < 0.04 and not case.backend == "reference":
+    if random.random() < 0.04 and case.backend != "reference":
         case = replace(case, gradient="implicit", n_iters=random.choice((3, 5, 9, 21)), tau=random.choice((1.0, 0.7)))
-        case = replace(case, std=random.choice((0.3, 1.0)), scale=None, n=min(case.n, 17), m=min(case.m, 17), causal=False)
+        case = replace(
+            case, std=random.choice((0.3, 1.0)), scale=None, n=min(case.n, 17), m=min(case.m, 17), causal=False
+        )
     return case
 
 
@@ -114,9 +125,16 @@ def _masks(random: Random, case: Case) -> Case:
     changes: dict[str, Any] = {"nan": random.random() < 0.4}
     axes = ("full", "full", "matrix", "keys", "queries", "heads", "batch")
     if not attention:
-        patterns = ("rows", "columns") if case.function == "sinkhorn_limit" else ("random", "triangle", "window", "rows", "columns", "none", "all")
+        patterns = (
+            ("rows", "columns")
+            if case.function == "sinkhorn_limit"
+            else ("random", "triangle", "window", "rows", "columns", "none", "all")
+        )
         changes |= {"attn_mask": "bool", "attn_axes": random.choice(axes), "pattern": random.choice(patterns)}
-        changes |= {name: random.choice((None, None, "plain:one", "plain:full", "zeros:one")) for name in ("row_mass", "col_mass")}
+        changes |= {
+            name: random.choice((None, None, "plain:one", "plain:full", "zeros:one"))
+            for name in ("row_mass", "col_mass")
+        }
         if case.function == "sinkhorn_limit":
             changes["attn_axes"] = "full"
         else:

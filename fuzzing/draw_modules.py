@@ -45,12 +45,16 @@ def draw_module(random: Random, case: Case) -> Case:
             case = replace(case, d=heads * random.choice((1, 4)))
     elif function == "OffsetAttention":
         # A batch norm of a single token divides by nothing, and sharp scores by next to it.
-        case = replace(case, lead=(2,), n=max(n, 5), std=min(std, 1.0), dtype=random.choice(("float32", "float64")), d=min(d, 5))
+        case = replace(
+            case, lead=(2,), n=max(n, 5), std=min(std, 1.0), dtype=random.choice(("float32", "float64")), d=min(d, 5)
+        )
         if random.random() < 0.3:
             module["port"], case = True, replace(case, n_iters=2, tau=1.0)
     else:
         case = replace(case, dtype=random.choice(("float32", "float64")), std=min(std, 1.0), n=max(1, n))
-    layouts = {name: random.choice(LAYOUTS) for name in ("query", "key", "value", "x", "y", "w_out") if random.random() < 0.2}
+    layouts = {
+        name: random.choice(LAYOUTS) for name in ("query", "key", "value", "x", "y", "w_out") if random.random() < 0.2
+    }
     case = replace(case, module=module, layouts=layouts)
     if random.random() < 0.1 and function not in ("InvertibleAttention", "EquilibriumAttention", "OffsetAttention"):
         case = replace(case, transform="checkpoint:not")
@@ -60,7 +64,11 @@ def draw_module(random: Random, case: Case) -> Case:
 def _multihead(random: Random, case: Case, module: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
     case = replace(case, d=module["heads"] * random.choice((1, 2, 4)))
     module |= {"self": random.random() < 0.5, "batch_first": random.random() < 0.5, "bias": random.random() < 0.7}
-    module |= {"weights": random.random() < 0.5, "average": random.random() < 0.5, "float_padding": random.random() < 0.2}
+    module |= {
+        "weights": random.random() < 0.5,
+        "average": random.random() < 0.5,
+        "float_padding": random.random() < 0.2,
+    }
     module |= {"add_bias_kv": random.random() < 0.2, "add_zero_attn": random.random() < 0.2}
     if not module["self"] and random.random() < 0.4:
         module |= {"kdim": random.choice((1, 3)), "vdim": random.choice((1, 5))}

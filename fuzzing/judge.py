@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fuzzing.case import Case
-from fuzzing.expected import Expected, expect
+from fuzzing.expected import expect
 from fuzzing.judgement import Verdict
+from fuzzing.leaves import Expected
 from fuzzing.modules import MODULES, expect_module
 from fuzzing.program import ATTENTION, arguments_of, output_shapes, program, public
 
@@ -17,6 +18,8 @@ Namespace = dict[str, Any]
 
 
 def judge(case: Case) -> Verdict:
+    if case.device not in ("cpu", "meta", *_names(case)):
+        raise ValueError(f"there is no {case.device} to put on another device")
     before, after = program(case).split("\ndef call", 1)
     space: Namespace = {}
     try:
@@ -46,18 +49,21 @@ def judge(case: Case) -> Verdict:
 
 
 def _names(case: Case) -> list[str]:
+    if case.function in MODULES:
+        return []
     return [each.name for each in arguments_of(case)] + [f"w_{name}" for name in output_shapes(case)]
 
 
 def _prepare(case: Case) -> None:
     """Fresh memory holds NaN, and settings are those of a new process."""
-    import sinkformers.kernels.native as native
+    from sinkformers.kernels import native
+    from sinkformers.kernels.native import binding
 
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     if native.missing() is None:
         native.use_instruction_set("avx512")
-        native.binding.WORKSPACE_BYTES = 64 * 2**20
+        binding.WORKSPACE_BYTES = 64 * 2**20
     if case.transform.startswith("compile"):
         torch._dynamo.reset()
 
@@ -67,7 +73,9 @@ def _refused(case: Case, error: Exception) -> Verdict:
     if case.device not in ("cpu", "meta"):
         if case.device in str(error) and isinstance(error, TypeError | ValueError | RuntimeError):
             return Verdict()
-        return Verdict(f"{case.device} is on another device, and the message does not name it: {line}", "names no device")
+        return Verdict(
+            f"{case.device} is on another device, and the message does not name it: {line}", "names no device"
+        )
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if "sinkformers" in frame.filename] or frames
     place = f"{places[-1].filename.rpartition('sinkformers/')[2]}:{places[-1].name}"
@@ -126,7 +134,9 @@ def compare(results: dict[str, Tensor], expected: dict[str, Expected]) -> Verdic
         if ratio.max() > 1 and not verdict.complaint:
             at = [int(i) for i in torch.unravel_index(torch.tensor(worst), ratio.shape)]
             what = f"{name}{at} is {got.flatten()[worst].item():.6g}, should be {value.flatten()[worst].item():.6g}"
-            within = f" within {tolerance.flatten()[worst].item():.2g}; the largest entry is {value.abs().max().item():.3g}"
+            within = (
+                f" within {tolerance.flatten()[worst].item():.2g}; the largest entry is {value.abs().max().item():.3g}"
+            )
             kind = f"{name} {'not finite' if not got.isfinite().all() else 'wrong'}"
             verdict.complaint, verdict.kind = what + within, kind
             verdict.witness = (name, at, value.flatten()[worst].item())

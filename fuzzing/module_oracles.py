@@ -23,14 +23,23 @@ def joined(x: Tensor) -> Tensor:
 
 
 def attend(
-    case: Case, query: Tensor, key: Tensor, value: Tensor, valid: Tensor, scale: float, bias: Tensor | None = None, n_iters: int | None = None
+    case: Case,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    n_iters: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and weights of heads (…, heads, n, d)."""
     scores = scale * query @ key.mT
     scores = scores if bias is None else scores + bias
     valid = valid.expand(scores.shape)
     tau = torch.tensor(float(case.tau), dtype=scores.dtype).expand(scores.shape[:-2])
-    run = oracle.iterate(scores, valid, case.n_iters if n_iters is None else n_iters, tau if n_iters is None else torch.ones_like(tau))
+    run = oracle.iterate(
+        scores, valid, case.n_iters if n_iters is None else n_iters, tau if n_iters is None else torch.ones_like(tau)
+    )
     return run.weights @ value, run.weights
 
 
@@ -55,7 +64,15 @@ def self_attention(case: Case, p: Tensors, x: Tensors, masks: Tensors) -> Tensor
     return {"out": F.linear(joined(seen), p["out.weight"], p["out.bias"])}
 
 
-def mab(case: Case, p: Tensors, x: Tensor, y: Tensor, queries: Tensor | None, keys: Tensor | None, n_iters: int | None = None) -> Tensor:
+def mab(
+    case: Case,
+    p: Tensors,
+    x: Tensor,
+    y: Tensor,
+    queries: Tensor | None,
+    keys: Tensor | None,
+    n_iters: int | None = None,
+) -> Tensor:
     heads = case.module.get("heads", 1)
     x, y = clean(x, queries), clean(y, keys)
     q = F.linear(x, p["query.weight"], p["query.bias"])
@@ -64,7 +81,9 @@ def mab(case: Case, p: Tensors, x: Tensor, y: Tensor, queries: Tensor | None, ke
     valid = pairs(queries, keys, q.shape[-2], k.shape[-2])
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
-    seen, _ = attend(case, heads_of(q, heads), heads_of(k, heads), heads_of(v, heads), valid, width**-0.5, n_iters=n_iters)
+    seen, _ = attend(
+        case, heads_of(q, heads), heads_of(k, heads), heads_of(v, heads), valid, width**-0.5, n_iters=n_iters
+    )
     h = _norm(q + joined(seen), p, "attention_norm")
     return _norm(h + F.linear(h, p["out.weight"], p["out.bias"]).relu(), p, "out_norm")
 
@@ -132,7 +151,9 @@ def multihead(case: Case, p: Tensors, x: Tensors, masks: Tensors) -> Tensors:
     biases = p["in_proj_bias"].chunk(3) if "in_proj_bias" in p else (None,) * 3
     q, k, v = (F.linear(t, w, b) for t, w, b in zip((query, key, value), matrices, biases, strict=True))
     if "bias_k" in p:
-        k, v = (torch.cat([t, p[name][0].expand(*t.shape[:-2], 1, -1)], -2) for t, name in ((k, "bias_k"), (v, "bias_v")))
+        k, v = (
+            torch.cat([t, p[name][0].expand(*t.shape[:-2], 1, -1)], -2) for t, name in ((k, "bias_k"), (v, "bias_v"))
+        )
     if module.get("add_zero_attn"):
         k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
     extra = k.shape[-2] - key.shape[-2]
@@ -149,7 +170,9 @@ def multihead(case: Case, p: Tensors, x: Tensors, masks: Tensors) -> Tensors:
             bias = attn_mask.to(q.dtype)
             valid = valid & (bias > -torch.inf)
             bias = torch.where(bias == -torch.inf, 0.0, bias)
-    seen, weights = attend(case, *(heads_of(t, heads) for t in (q, k, v)), valid, (case.d // heads) ** -0.5, bias)
+    seen, weights = attend(
+        case, heads_of(q, heads), heads_of(k, heads), heads_of(v, heads), valid, (case.d // heads) ** -0.5, bias
+    )
     out = F.linear(joined(seen), p["out_proj.weight"], p.get("out_proj.bias"))
     out = out if first else out.transpose(0, 1)
     if not module.get("weights"):

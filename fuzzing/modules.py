@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fuzzing.arguments import normal, shown
 from fuzzing.case import Case
-from fuzzing.expected import Expected
 from fuzzing.layouts import SHARED
+from fuzzing.leaves import Expected
 from fuzzing.module_oracles import ORACLES, balance
 
 MODULES = tuple(ORACLES)
@@ -25,7 +25,12 @@ POSITIONAL = {
     "SelfAttention": lambda case: (case.d, case.module.get("heads", 1), case.e),
     "MAB": lambda case: (case.d, case.e, 4 * case.module.get("heads", 1), case.module.get("heads", 1)),
     "SAB": lambda case: (case.d, 4 * case.module.get("heads", 1), case.module.get("heads", 1)),
-    "ISAB": lambda case: (case.d, 4 * case.module.get("heads", 1), case.module.get("heads", 1), case.module.get("points", 1)),
+    "ISAB": lambda case: (
+        case.d,
+        4 * case.module.get("heads", 1),
+        case.module.get("heads", 1),
+        case.module.get("points", 1),
+    ),
     "PMA": lambda case: (case.d, case.module.get("heads", 1), case.module.get("points", 1)),
     "OffsetAttention": lambda case: (case.d, case.e),
     "InvertibleAttention": lambda case: (case.d, case.module.get("heads", 1), case.e),
@@ -51,7 +56,7 @@ def module_program(case: Case) -> str:
     shapes = token_shapes(case)
     names = takes(case)
     lines += [normal(case, name, shapes[name], std=case.std if at == 0 else 1.0) for at, name in enumerate(names)]
-    masks, mask_lines = _masks(case, shapes)
+    masks, mask_lines = _masks(case)
     lines += [*mask_lines, normal(case, "w_out", shapes["out"])]
     if case.function == "MultiheadAttention" and case.module.get("weights"):
         lines.append(normal(case, "w_weights", shapes["weights"]))
@@ -67,7 +72,10 @@ def module_program(case: Case) -> str:
     # Gradients of the parameters, under their own names.
     listed = f"[{', '.join(wanted)}]"
     text = text.replace(f"{listed}, [w_", f"[{', '.join(wanted)}, *layer.parameters()], [w_")
-    text = text.replace(f"{', '.join('d_' + name for name in wanted)}, = torch", f"{', '.join('d_' + name for name in wanted)}, *grads = torch")
+    text = text.replace(
+        f"{', '.join('d_' + name for name in wanted)}, = torch",
+        f"{', '.join('d_' + name for name in wanted)}, *grads = torch",
+    )
     named = 'results |= {f"d_{name}": g for (name, _), g in zip(layer.named_parameters(), grads)}'
     return text + (named + "\n" if "*grads" in text else "")
 
@@ -123,7 +131,7 @@ def token_shapes(case: Case) -> dict[str, tuple[int, ...]]:
     return {"x": (*batch, n, case.d), "out": (*batch, rows, outs.get(case.function, case.d))}
 
 
-def _masks(case: Case, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, str], list[str]]:
+def _masks(case: Case) -> tuple[dict[str, str], list[str]]:
     """Padding, by the keyword that takes it; boolean, False at padding except in `MultiheadAttention`."""
     batch, lines, masks = case.lead, [], {}
     ignore = case.function == "MultiheadAttention"
@@ -131,11 +139,19 @@ def _masks(case: Case, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, st
     sizes = {"query_mask": case.n, "key_mask": m}
     if case.function not in ("MAB", "MultiheadAttention"):
         sizes = {"query_mask": case.n}
-    keywords = {"query_mask": "query_padding_mask", "key_mask": "key_padding_mask"} if ignore else {"query_mask": "query_mask", "key_mask": "key_mask"}
+    keywords = (
+        {"query_mask": "query_padding_mask", "key_mask": "key_padding_mask"}
+        if ignore
+        else {"query_mask": "query_mask", "key_mask": "key_mask"}
+    )
     if case.function not in ("MAB", "MultiheadAttention"):
         keywords = {"query_mask": "mask"}
     for name, size in sizes.items():
-        if getattr(case, name) is None or case.function == "OffsetAttention" or (ignore and name == "query_mask" and case.module.get("self")):
+        if (
+            getattr(case, name) is None
+            or case.function == "OffsetAttention"
+            or (ignore and name == "query_mask" and case.module.get("self"))
+        ):
             continue
         lines.append(f"{name} = torch.rand({shown((*batch, size))}) < 0.7")
         if ignore and name == "key_mask" and case.module.get("float_padding"):
@@ -150,7 +166,9 @@ def _masks(case: Case, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, st
             shape = (max(1, *batch, 1) * case.module.get("heads", 1), *shape)
         lines.append(f"attn_mask = torch.rand({shown(shape)}) < 0.2")
         if case.attn_mask != "bool":
-            lines.append(f"attn_mask = torch.randn({shown(shape)}).masked_fill(attn_mask, -torch.inf).to(torch.{case.dtype})")
+            lines.append(
+                f"attn_mask = torch.randn({shown(shape)}).masked_fill(attn_mask, -torch.inf).to(torch.{case.dtype})"
+            )
         masks["attn_mask"] = "attn_mask"
     return masks, lines
 
@@ -181,7 +199,9 @@ def _called(case: Case, masks: dict[str, str]) -> str:
         return f"layer({', '.join([*takes(case), *words])})"
     tokens = ["query"] * 3 if case.module.get("self") else ["query", "key", "value"]
     weights = bool(case.module.get("weights"))
-    words += ["need_weights=False"] * (not weights) + ["average_attn_weights=False"] * (not case.module.get("average", True))
+    words += ["need_weights=False"] * (not weights) + ["average_attn_weights=False"] * (
+        not case.module.get("average", True)
+    )
     if masks.get("attn_mask") and "allow_one_way_mask" in inspect.signature(_class(case.function).forward).parameters:
         words.append("allow_one_way_mask=True")
     return f"layer({', '.join([*tokens, *words])})" + ("" if weights else "[0]")
@@ -212,7 +232,9 @@ def expect_module(case: Case, space: dict[str, Any]) -> dict[str, Expected]:
         return _equilibrium(case, layer, inputs["x"], masks.get("query_mask"), results, eps)
     exact, yardstick = (_run(case, layer, inputs, masks, space, dtype) for dtype in (torch.float64, _eager(case)))
     by = TIMES * eps / torch.finfo(_eager(case)).eps
-    overall = max((x.abs().max().item() for name, x in exact.items() if name.startswith("d_") and x.numel()), default=0.0)
+    overall = max(
+        (x.abs().max().item() for name, x in exact.items() if name.startswith("d_") and x.numel()), default=0.0
+    )
     found = {}
     for name, value in exact.items():
         if not value.numel():
@@ -229,7 +251,12 @@ def _eager(case: Case) -> torch.dtype:
 
 
 def _run(
-    case: Case, layer: Any, inputs: dict[str, Tensor], masks: dict[str, Tensor], space: dict[str, Any], dtype: torch.dtype
+    case: Case,
+    layer: Any,
+    inputs: dict[str, Tensor],
+    masks: dict[str, Tensor],
+    space: dict[str, Any],
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Outputs and gradients of the oracle in a dtype."""
     p = {name: x.detach().to(dtype).clone().requires_grad_() for name, x in layer.named_parameters()}
@@ -240,7 +267,9 @@ def _run(
     grads = torch.autograd.grad(
         list(outputs.values()), list(leaves.values()), weights, allow_unused=True, materialize_grads=True
     )
-    found = {name: out.detach() for name, out in outputs.items()} | dict(zip((f"d_{n}" for n in leaves), grads, strict=True))
+    found = {name: out.detach() for name, out in outputs.items()} | dict(
+        zip((f"d_{n}" for n in leaves), grads, strict=True)
+    )
     return {name: x for name, x in found.items() if name in space["results"]}
 
 

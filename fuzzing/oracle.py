@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Run(NamedTuple):
-    """The iterations on scores (…, n, m), in which log b is contained: potentials before the first and after each step."""
+    """The iterations on scores (…, n, m), which contain log b: potentials at the start and after each step."""
 
     scores: Tensor  # minus infinity where masked
     rows: Tensor  # (…, n) bool: valid

@@ -22,7 +22,13 @@ def program(case: Case) -> str:
     if case.function in MODULES:
         return module_program(case)
     home = HOME.get(case.function, "sinkformers")
-    lines = ["import torch", f"from {home} import {case.function}", "", *settings(case), f"torch.manual_seed({case.seed})"]
+    lines = [
+        "import torch",
+        f"from {home} import {case.function}",
+        "",
+        *settings(case),
+        f"torch.manual_seed({case.seed})",
+    ]
     arguments = arguments_of(case)
     for each in arguments:
         lines += each.lines
@@ -34,7 +40,11 @@ def program(case: Case) -> str:
     lines += devices(case, [each.name for each in arguments], list(outputs))
     wanted = [each.name for each in arguments if each.differentiable]
     lines += [f"{name} = {name}.detach().requires_grad_()" for name in wanted]
-    lines += ["", *_definition(case, arguments), *transformed(case, [each.name for each in arguments], wanted, list(outputs))]
+    lines += [
+        "",
+        *_definition(case, arguments),
+        *transformed(case, [each.name for each in arguments], wanted, list(outputs)),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -60,9 +70,9 @@ def settings(case: Case) -> list[str]:
     lines = [] if case.threads == 1 else [f"torch.set_num_threads({case.threads})"]
     backend, _, instructions = case.backend.partition(":")
     if backend == "native":
-        lines.append(f"import sinkformers.kernels.native as native; native.use_instruction_set({instructions!r})")
+        lines.append(f"from sinkformers.kernels import native; native.use_instruction_set({instructions!r})")
         if case.workspace is not None:
-            lines.append(f"native.binding.WORKSPACE_BYTES = {case.workspace}")
+            lines.append(f"from sinkformers.kernels.native import binding; binding.WORKSPACE_BYTES = {case.workspace}")
     return lines
 
 
@@ -122,7 +132,9 @@ def keywords(case: Case, arguments: list[Argument]) -> list[str]:
         words += [f"{name}={value}" for name, value in optional.items() if value is not None]
     if case.function == "sinkhorn_attention":
         words += ["is_causal=True"] * case.causal + ["enable_gqa=True"] * (case.groups > 1)
-        words += [f'cost="{case.cost}"'] * (case.cost != "dot") + [f'gradient="{case.gradient}"'] * (case.gradient != "unrolled")
+        words += [f'cost="{case.cost}"'] * (case.cost != "dot") + [f'gradient="{case.gradient}"'] * (
+            case.gradient != "unrolled"
+        )
     if case.function in ("sinkhorn_attention", "sinkhorn"):
         words.append(f'backend="{case.compared_backend}"')
     return words + one_way(case)
@@ -173,7 +185,12 @@ def transformed(case: Case, names: list[str], wanted: list[str], outputs: list[s
         made = f"checkpoint(call, {listed}, use_reentrant={detail == 'reentrant'})"
     elif kind == "vmap":
         dims = ", ".join(str(case.vmap_dims.get(name)) for name in names)
-        lines, made = [], f"torch.vmap(call, in_dims=({dims},), out_dims=({', '.join(str(case.vmap_dims['w_' + name]) for name in outputs)}{',' if len(outputs) > 1 else ''}))({listed})"
+        places = (
+            repr(tuple(case.vmap_dims[f"w_{name}"] for name in outputs))
+            if len(outputs) > 1
+            else case.vmap_dims["w_out"]
+        )
+        lines, made = [], f"torch.vmap(call, in_dims=({dims},), out_dims={places})({listed})"
     elif kind == "vmap_vjp":
         return _per_sample(case, names, wanted)
     else:
@@ -187,14 +204,15 @@ def transformed(case: Case, names: list[str], wanted: list[str], outputs: list[s
         lines.append(f"torch.autograd.backward([{', '.join(outputs)}], [{weights}])")
         found = [f"d_{name}=torch.zeros_like({name}) if {name}.grad is None else {name}.grad" for name in wanted]
         return [*lines, f"results = dict({', '.join([*(f'{name}={name}' for name in outputs), *found])})"]
-    grads = f"torch.autograd.grad([{', '.join(outputs)}], [{', '.join(wanted)}], [{weights}], allow_unused=True, materialize_grads=True)"
+    unused = "allow_unused=True, materialize_grads=True"
+    grads = f"torch.autograd.grad([{', '.join(outputs)}], [{', '.join(wanted)}], [{weights}], {unused})"
     lines.append(f"{', '.join('d_' + name for name in wanted)}, = {grads}")
     results = [*outputs, *(f"d_{name}" for name in wanted)]
     return [*lines, f"results = dict({', '.join(f'{name}={name}' for name in results)})"]
 
 
 def _per_sample(case: Case, names: list[str], wanted: list[str]) -> list[str]:
-    """vmap around a vector-Jacobian product; an argument without a batch axis gets the sum of the samples' gradients."""
+    """vmap around a vector-Jacobian product; an argument without a batch axis gets the sum over the samples."""
     dims = ", ".join(str(case.vmap_dims.get(name)) for name in [*names, "w_out"])
     lines = [
         f"def pull({', '.join([*names, 'w_out'])}):",
@@ -204,7 +222,9 @@ def _per_sample(case: Case, names: list[str], wanted: list[str]) -> list[str]:
         f"out, *grads = torch.vmap(pull, in_dims=({dims}))({', '.join([*names, 'w_out'])})",
     ]
     moves = [
-        f"d_{name}=grads[{at}].movedim(0, {case.vmap_dims[name]})" if name in case.vmap_dims else f"d_{name}=grads[{at}].sum(0)"
+        f"d_{name}=grads[{at}].movedim(0, {case.vmap_dims[name]})"
+        if name in case.vmap_dims
+        else f"d_{name}=grads[{at}].sum(0)"
         for at, name in enumerate(wanted)
     ]
     return [*lines, f"results = dict(out=out.movedim(0, {case.vmap_dims['w_out']}), {', '.join(moves)})"]
@@ -218,7 +238,9 @@ def _jacobian(case: Case, names: list[str], wanted: list[str]) -> list[str]:
     name = "summed" if summed else "call"
     lines.append(f"jacobians = torch.func.jacrev({name}, argnums={places})({', '.join(names)})")
     lines.append(f"out, w = call({', '.join(names)}), {'w_out[0]' if summed else 'w_out'}")
-    parts = [f"d_{name}=torch.tensordot(w, jacobians[{at}], w.dim())" for at, name in enumerate(wanted)]
+    parts = [
+        f"d_{name}=torch.tensordot(w.to({name}.dtype), jacobians[{at}], w.dim())" for at, name in enumerate(wanted)
+    ]
     return [*lines, f"results = dict(out=out, {', '.join(parts)})"]
 
 

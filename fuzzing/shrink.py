@@ -13,7 +13,19 @@ SIMPLE = Case()
 # In this order: first what removes most.
 FIELDS = (
     *("transform", "layouts", "nan", "attn_mask", "query_mask", "key_mask", "row_mass", "col_mass", "dropout", "hub"),
-    *("gradient", "cost", "causal", "scale", "tau", "tau_range", "offset", "bias_low", "pattern", "attn_axes", "groups"),
+    *(
+        "gradient",
+        "cost",
+        "causal",
+        "scale",
+        "tau",
+        "tau_range",
+        "offset",
+        "bias_low",
+        "pattern",
+        "attn_axes",
+        "groups",
+    ),
     *("key_lead", "value_lead", "dtype", "std", "threads", "workspace", "backend", "seed"),
 )
 SIZES = ("n", "m", "d", "e", "n_iters")

@@ -13,10 +13,11 @@ from fuzzing.case import BACKENDS, Case
 
 def use_library(path: str) -> None:
     """Load the compiled kernels from another folder than the package's own."""
-    import sinkformers.kernels.native as native
+    from sinkformers.kernels import native
+    from sinkformers.kernels.native import binding
 
     native.__path__.insert(0, str(Path(path).resolve().parent))
-    importlib.reload(native.binding)
+    importlib.reload(binding)
     importlib.reload(native)
 
 
@@ -26,7 +27,9 @@ def available() -> list[str]:
 
     def serves(name: str) -> bool:
         kind, _, instructions = name.partition(":")
-        return kind != "native" or (native.missing() is None and native.use_instruction_set(instructions) == instructions)
+        return kind != "native" or (
+            native.missing() is None and native.use_instruction_set(instructions) == instructions
+        )
 
     return [name for name in BACKENDS if serves(name)]
 

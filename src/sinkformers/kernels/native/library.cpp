@@ -1,5 +1,6 @@
 // The C interface: picks the instruction set, keeps the workspace, and deals heads to threads.
 #include "kernels.h"
+#include "sanitize.h"
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -54,22 +55,29 @@ char *allocate(size_t bytes) {
 #endif
     return (char *)p;
 }
+void give_back(char *p, size_t bytes) {
+    allow(p, bytes);
+    munmap(p, bytes);
+}
 struct Workspace {
     char *base;
     size_t bytes;
     bool shared;
     explicit Workspace(size_t wanted) : bytes((wanted + (2 << 20) - 1) / (2 << 20) * (2 << 20)), shared(taken.try_lock()) {
-        if (!shared) { base = allocate(bytes); return; }
-        if (kept_bytes < bytes) {
-            if (kept) munmap(kept, kept_bytes);
-            kept = allocate(bytes);
-            kept_bytes = kept ? bytes : 0;
+        if (!shared) base = allocate(bytes);
+        else {
+            if (kept_bytes < bytes) {
+                if (kept) give_back(kept, kept_bytes);
+                kept = allocate(bytes);
+                kept_bytes = kept ? bytes : 0;
+            }
+            base = kept;
         }
-        base = kept;
+        if (base) forbid(base, shared ? kept_bytes : bytes);
     }
     ~Workspace() {
         if (shared) taken.unlock();
-        else if (base) munmap(base, bytes);
+        else if (base) give_back(base, bytes);
     }
 };
 
@@ -162,7 +170,7 @@ EXPORT int sinkformers_level() { return level; }
 EXPORT int sinkformers_set_level(int wanted) { return level = wanted < best_level() ? wanted : best_level(); }
 EXPORT void sinkformers_release() {
     if (!taken.try_lock()) return;
-    if (kept) munmap(kept, kept_bytes);
+    if (kept) give_back(kept, kept_bytes);
     kept = nullptr;
     kept_bytes = 0;
     taken.unlock();

@@ -1,5 +1,6 @@
 // Who works on a matrix, and in what memory.
 #pragma once
+#include "sanitize.h"
 #include "simd.h"
 
 namespace ISA {
@@ -21,7 +22,8 @@ struct Arena {  // with a null base it only measures
     size_t used = 0;
     template <class T> T *take(size_t count) {
         const size_t at = used;
-        used += (count * sizeof(T) + 63) / 64 * 64;
+        used += (count * sizeof(T) + 63) / 64 * 64 + WORKSPACE_GAP;
+        if (base) allow(base + at, count * sizeof(T));
         return base ? (T *)(base + at) : nullptr;
     }
 };
