@@ -184,6 +184,19 @@ def test_parts_of_a_model_write_their_configuration_too():
     assert not hasattr(encoder.config, "sinkhorn")
 
 
+def test_the_configuration_follows_the_settings():
+    model = to_sinkformer(hf.BertModel(hf.BertConfig(**TEXT)), 3)
+    set_n_iters(model, 7)
+    assert model.config.sinkhorn == {"n_iters": 7, "tau": 1.0}
+    set_tau(model, 0.5)
+    assert model.config.sinkhorn == {"n_iters": 7, "tau": 0.5}
+    first = next(iter(model.sinkformer_report.converted))
+    set_n_iters(model, 5, select=first)
+    assert {name: told["n_iters"] for name, told in model.config.sinkhorn["modules"].items()} == {
+        name: 5 if name == first else 7 for name in model.sinkformer_report.converted
+    }
+
+
 def test_partly_converted_models_say_so_in_their_configuration(tmp_path):
     model = to_sinkformer(build("bert"), 5, select="*layer.1.*").eval()
     name = "encoder.layer.1.attention.self"

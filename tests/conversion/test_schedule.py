@@ -1,5 +1,7 @@
 """From SoftMax to Sinkhorn, step by step."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -21,7 +23,9 @@ def test_it_starts_at_the_original_rises_linearly_and_stays():
     for step, expected in enumerate([0.1, 0.3, 0.5, 0.7, 0.9, 0.9, 0.9]):
         assert anneal_tau(model, step, 4, start=0.1, end=0.9) == pytest.approx(expected)
         assert taus(model) == pytest.approx([expected] * 2)
-    assert anneal_tau(model, 0, 0) == 1.0
+    for step in (0, 1):
+        assert anneal_tau(model, step, 0, start=0.1, end=0.9) == 0.9
+        assert taus(model) == [0.9] * 2
 
 
 def test_selected_modules_only():
@@ -42,6 +46,20 @@ def test_refusals(arguments, message):
         anneal_tau(encoder(), *arguments)
     with pytest.raises(ValueError, match="start must be a number from 0 to 1; got -1"):
         anneal_tau(encoder(), 0, 4, start=-1)
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(1, [0, 1, 2, 3, 4]), (0.5, [0, 2, 4, 4, 4]), (0, [4] * 5)])
+def test_the_callback_takes_its_part_of_the_run(fraction, expected):
+    """A whole run ends on `end` all the same: at the end of training, one step after the last that was trained."""
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from sinkformers.hf import AnnealTau
+
+    model, callback, seen = encoder(), AnnealTau(fraction=fraction), []
+    for step in range(5):
+        state = SimpleNamespace(global_step=step, max_steps=4)
+        (callback.on_step_begin if step < 4 else callback.on_train_end)(None, state, None, model=model)
+        seen.append(taus(model)[0])
+    assert seen == [step / 4 for step in expected]
 
 
 def test_the_callback_anneals_under_the_trainer(tmp_path):

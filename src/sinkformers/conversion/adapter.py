@@ -70,7 +70,8 @@ def pools(place: Place) -> bool:
 @functools.cache
 def names_used(kind: type[nn.Module]) -> frozenset[str]:
     """The global and attribute names that the code of a class's `forward` uses; none where it is not Python."""
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    forward = getattr(kind, "forward", None)  # a class that torch.jit made has none
+    code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)
     return frozenset(() if code is None else code.co_names)
 
 

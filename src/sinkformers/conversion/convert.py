@@ -17,6 +17,7 @@ from sinkformers.conversion.survey import (
     adapter_of,
     adopt,
     apply,
+    check_model,
     check_select,
     converted,
     matches,
@@ -70,6 +71,7 @@ def to_sinkformer(
           layers.1.self_attn [MultiheadAttention] Sinkhorn (torch.nn)
     """
     settings = check("to_sinkformer", n_iters, tau, allow_one_way_mask)
+    check_model("to_sinkformer", model)
     check_select("to_sinkformer", select)
     adopt(model)
     findings = survey(model, adapter, select)
@@ -95,6 +97,7 @@ def to_transformer(model: Model) -> Model:
         >>> type(sinkformers.to_transformer(layer))
         <class 'torch.nn.modules.activation.MultiheadAttention'>
     """
+    check_model("to_transformer", model)
     for module in model.modules():
         if settings_of(module) is None:
             continue

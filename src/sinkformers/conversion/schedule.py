@@ -3,7 +3,7 @@
 from torch import nn
 
 from sinkformers.conversion.convert import set_tau
-from sinkformers.conversion.survey import Select
+from sinkformers.conversion.survey import Select, check_model
 from sinkformers.core import checks
 
 CALLER = "anneal_tau"
@@ -12,7 +12,7 @@ CALLER = "anneal_tau"
 def anneal_tau(
     model: nn.Module, step: int, n_steps: int, *, start: float = 0.0, end: float = 1.0, select: Select = None
 ) -> float:
-    """Set `tau` of a converted model for one step of training: `start` at step 0, `end` from step `n_steps` on.
+    """Set `tau` of a converted model for one step of training: `end` from step `n_steps` on, `start` at step 0.
 
     Between them it rises linearly. A pretrained model converted at `tau=0` is the original, so fine-tuning sets out
     from what was learned and arrives at a Sinkformer. The value depends on the step alone, so training can be resumed.
@@ -20,7 +20,7 @@ def anneal_tau(
     Args:
         model: converted by `to_sinkformer`.
         step: how many steps were taken, from 0 on.
-        n_steps: how many steps it takes from `start` to `end`; 0 is at once.
+        n_steps: how many steps it takes from `start` to `end`; with 0 every step, the first included, has `end`.
         start, end: of `tau`, from 0 (SoftMax) to 1 (Sinkhorn).
         select: which modules, as in `to_sinkformer`.
 
@@ -33,6 +33,7 @@ def anneal_tau(
         >>> [sinkformers.anneal_tau(layer, step, 4) for step in range(6)]
         [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     """
+    check_model(CALLER, model)
     for name, value in (("step", step), ("n_steps", n_steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{CALLER}: {name} must be a whole number ≥ 0; got {value!r}.")

@@ -2,9 +2,10 @@
 
 import fnmatch
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
@@ -23,12 +24,31 @@ Select = str | Callable[[str, nn.Module], bool] | None
 
 
 UNKNOWN = "its forward neither is torch's nor takes its function from transformers' attention registry"
+SCRIPTED = "compiled by torch.jit, which cannot be changed: convert the module before it is scripted or traced"
+_ATTENTION = re.compile(r"Att(entio)?n")
 
 
 class Finding(NamedTuple):
     place: Place
     adapter: Adapter | None
     verdict: str  # CONVERT, or why the module stays as it is
+
+
+def check_model(caller: str, model: Any) -> None:
+    """A module in Python; what is easily taken for one has its own advice."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{caller}: model must be a module in Python; got one compiled by torch.jit ({model.original_name}), whose "
+            f"attention cannot be changed. Call {caller} before torch.jit.script or torch.jit.trace."
+        )
+    if isinstance(model, nn.Module):
+        return
+    got, remedy = type(model).__name__, "Pass the model that holds the attention."
+    if isinstance(model, type):
+        got, remedy = f"the class {model.__name__}", f"Make one, {model.__name__}(…), and pass it."
+    elif isinstance(model, Mapping):
+        got, remedy = f"{got}, a state_dict?", "Load it into a model with load_state_dict, and pass the model."
+    raise TypeError(f"{caller}: model must be a torch.nn.Module; got {got}. {remedy}")
 
 
 def adapter_of(module: nn.Module) -> Adapter:
@@ -58,6 +78,11 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
     if settings_of(module) is not None:
         findings.append(Finding(place, adapter_of(module), CONVERT))
         return True
+    if isinstance(module, torch.jit.ScriptModule):
+        if any(_ATTENTION.search(str(getattr(part, "original_name", ""))) for part in module.modules()):
+            findings.append(Finding(place, None, SCRIPTED))
+            return True
+        return False
     if picked is not None and matches(picked, place) and not any(settings_of(part) for part in module.modules()):
         findings.append(Finding(place, rows[0], CONVERT))
         return True
@@ -72,7 +97,7 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
     ]
     if any(below):
         return True
-    if re.search(r"Att(entio)?n", type(module).__name__):
+    if _ATTENTION.search(type(module).__name__):
         findings.append(Finding(place, None, UNKNOWN))
         return True
     return False
@@ -118,6 +143,7 @@ def adopt(model: nn.Module) -> list[Place]:
 
 def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
     """The converted modules that the user's choice holds; refuses to find none."""
+    check_model(caller, model)
     check_select(caller, select)
     places = adopt(model)
     if not places:

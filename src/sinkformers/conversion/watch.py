@@ -53,6 +53,10 @@ class Layer:
 class Watch(dict[str, Layer]):
     """What was seen, by name of the module: `watch[name].calls`. Print it for a table."""
 
+    def __missing__(self, name: object) -> Layer:
+        names = ", ".join(map(repr, self))
+        raise KeyError(f"watch_attention: no watched module is called {name!r}; there are {names}")
+
     def __str__(self) -> str:
         lines = ["largest column sum, smallest, mean row entropy, row error, column error (over all calls and heads)"]
         for name, layer in self.items():
