@@ -232,3 +232,13 @@ def test_meta_tensors_have_shapes():
     assert sinkhorn(scores).shape == (2, 5, 7)
     q, k, v = (torch.empty(2, n, 3, device="meta") for n in (5, 7, 7))
     assert sinkhorn_attention(q, k, v).shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("tau", [0.5, torch.tensor(0.5)])
+def test_tau_follows_the_scores_to_their_device(backend, tau):
+    """A number, or a tensor without axes, which may stay on the CPU as in torch's own operations."""
+    scores = torch.empty(2, 5, 7, device="meta")
+    assert sinkhorn(scores, tau=tau, backend=backend).device.type == "meta"
+    q, k, v = (torch.empty(2, n, 3, device="meta") for n in (5, 7, 7))
+    assert sinkhorn_attention(q, k, v, tau=tau, backend=backend).device.type == "meta"

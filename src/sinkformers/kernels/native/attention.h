@@ -96,6 +96,8 @@ template <class T> struct Head {
     }
 
     template <class P> P *at(const Strided &t) const { return (P *)t.data + b * t.b + h * t.h; }
+    // An empty tensor may have no memory at all, which memset would not take.
+    static void zero(void *base, size_t from, size_t count) { std::fill_n((T *)base + from, count, (T)0); }
     T *saved(void *base, int steps, int step, int count) const { return (T *)base + ((size_t)index * steps + step) * count; }
 
     // ---- who takes part, and the packed copies ------------------------------------------------------------------------

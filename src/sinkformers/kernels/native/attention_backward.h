@@ -35,10 +35,9 @@ template <class T> struct Backward : Head<T> {
     }
     void clear() {
         const auto &args = this->args;
-        std::memset((T *)args.d_query + (size_t)this->index * args.n * args.d, 0, sizeof(T) * args.n * args.d);
-        std::memset((T *)args.d_key + (size_t)this->index * args.m * args.d, 0, sizeof(T) * args.m * args.d);
-        std::memset((T *)args.d_value + (size_t)this->index * args.m * args.e, 0, sizeof(T) * args.m * args.e);
-        if (args.d_bias) std::memset((T *)args.d_bias + (size_t)this->index * args.n * args.m, 0, sizeof(T) * args.n * args.m);
+        const size_t sizes[] = {(size_t)(args.n * args.d), (size_t)(args.m * args.d), (size_t)(args.m * args.e), (size_t)(args.d_bias ? args.n * args.m : 0)};
+        void *const bases[] = {args.d_query, args.d_key, args.d_value, args.d_bias};
+        for (int t = 0; t < 4; t++) this->zero(bases[t], this->index * sizes[t], sizes[t]);
         ((T *)args.d_tau)[this->index] = 0;
         args.safe[this->index] = 1;
     }

@@ -49,10 +49,9 @@ template <class T> struct Forward : Head<T> {
 
     void clear() {
         const auto &args = this->args;
-        std::memset((T *)args.out + (size_t)this->index * args.n * args.e, 0, sizeof(T) * args.n * args.e);
-        std::memset(this->saved(args.u, this->rows_steps, 0, this->n), 0, sizeof(T) * this->rows_steps * args.n);
-        std::memset((T *)args.s + (size_t)this->index * this->col_steps * this->m, 0, sizeof(T) * this->col_steps * args.m);
-        std::memset(this->saved(args.r, 1, 0, this->n), 0, sizeof(T) * args.n);
+        const size_t sizes[] = {(size_t)(args.n * args.e), (size_t)(this->rows_steps * args.n), (size_t)(this->col_steps * args.m), (size_t)args.n};
+        void *const bases[] = {args.out, args.u, args.s, args.r};
+        for (int t = 0; t < 4; t++) this->zero(bases[t], this->index * sizes[t], sizes[t]);
         args.safe[this->index] = 1;
     }
     // Scores, exponentials, iterations 1 and 2; with one iteration, the output too.

@@ -72,7 +72,7 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
         return tensor
     rest = tensor.shape[len(lead) :]
     if len(lead) > 2:
-        return tensor.expand(*lead, *rest).reshape(-1, lead[-1], *rest)
+        return tensor.expand(*lead, *rest).reshape(lead[:-1].numel(), lead[-1], *rest)
     return tensor.reshape(*tensor.shape[: len(lead)], *(1,) * (2 - len(lead)), *rest)
 
 
