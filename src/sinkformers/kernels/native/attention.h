@@ -24,7 +24,7 @@ template <class T> struct Head {
     bool relaxed;
     // shared by the team
     int32_t *row_at, *col_at, *counts;
-    T *packed_q, *packed_k, *kt, *packed_v, *start, *a, *vv, *part, *u, *s, *tops;
+    T *packed_q, *packed_k, *kt, *packed_v, *start, *a, *vv, *part, *aside, *u, *s, *tops;
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
     const T *q, *k;  // packed or not, rows dp apart
     // a member's own
@@ -33,7 +33,7 @@ template <class T> struct Head {
     // Rows a power of two apart would share their places in the cache, and products over columns touch many rows.
     static int row_length(int cols) { return cols * sizeof(T) % 1024 ? cols : cols + LANES<T>; }
     static int block_rows(int n, int m, bool stored) {
-        const int fit = (int)((stored ? 512 : 1024) * 1024 / sizeof(T) / m / MR * MR);
+        const int fit = std::min(SPAN, (int)((stored ? 512 : 1024) * 1024 / sizeof(T) / m / MR * MR));
         return std::min(round_up(n, MR), std::max(stored ? MR : 4 * MR, fit));
     }
     Head(const AttentionArguments &args, Team team, bool backward, bool stored, char *base)
@@ -59,6 +59,7 @@ template <class T> struct Head {
         start = arena.take<T>(mp);
         vv = arena.take<T>(mp);
         part = arena.take<T>((size_t)team.size * mp);
+        aside = arena.take<T>((size_t)team.size * mp);
         u = arena.take<T>(n);
         s = arena.take<T>(mp);
         tops = arena.take<T>((size_t)team.size * (args.n_iters + 4));
@@ -205,10 +206,13 @@ template <class T> struct Head {
         int from, to;
         team.share(live_n, from, to);
         const int count = (to - from + block - 1) / block;
+        Aside<T> sums(own_part(), aside + (size_t)team.id * mp, cols, to - from);
         for (int p = 0; p < count; p++) {  // to and fro: the end of one pass is still in cache for the next
             const int i0 = from + (back ? count - 1 - p : p) * block;
             f(i0, std::min(block, to - i0));
+            sums.added(block);
         }
+        sums.finish();
     }
     // Rows that a pass takes at a time, to use them twice while they are close.
     static constexpr int FEW = LANES<T> < 8 ? 8 : LANES<T>;

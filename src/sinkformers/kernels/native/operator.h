@@ -16,7 +16,7 @@ template <class T> struct Matrix {
     int64_t index;
     T tau;
     bool relaxed;
-    T *v, *vprev, *part, *sum, *dg, *alpha, *x, *y, *scratch, *notes;
+    T *v, *vprev, *part, *aside, *sum, *dg, *alpha, *x, *y, *scratch, *notes;
 
     Matrix(const OperatorArguments &args, Team team, bool backward, char *base)
         : args(args), team(team), n((int)args.n), m((int)args.m), mp(round_up(m, COLUMNS<T>)), rows_steps((int)(args.n_iters + 1) / 2),
@@ -24,6 +24,7 @@ template <class T> struct Matrix {
         Arena arena{base};
         v = arena.take<T>(mp);
         part = arena.take<T>((size_t)team.size * mp);
+        aside = arena.take<T>((size_t)team.size * mp);
         sum = arena.take<T>(mp);
         notes = arena.take<T>((size_t)team.size * (terms + 4));
         if (backward) {
@@ -63,7 +64,12 @@ template <class T> struct Matrix {
     template <class F> void blocks(F &&f) const {
         int from, to;
         team.share(n, from, to);
-        for (int i = from; i < to; i += BLOCK) f(i, std::min(BLOCK, to - i));
+        Aside<T> sums(own_part(), aside + (size_t)team.id * mp, m, to - from);
+        for (int i = from; i < to; i += BLOCK) {
+            f(i, std::min(BLOCK, to - i));
+            sums.added(BLOCK);
+        }
+        sums.finish();
     }
     // Always the same share of the columns: what a member wrote it may read before the others are done.
     void share_columns(int &from, int &to) const { team.share(mp, from, to, 4); }
