@@ -30,9 +30,8 @@ class Commands(TyperGroup):
             reason = error.strerror or str(error)
             if error.filename is None:
                 refuse(f"the system refuses: {reason}.")
-            refuse(
-                f"cannot use {shortened(str(error.filename))}: {reason}; name another file or folder, or change its rights."
-            )
+            what = shortened(str(error.filename))
+            refuse(f"cannot use {what}: {reason}; name another file or folder, or change its rights.")
 
 
 def shortened(text: str, most: int = 200) -> str:
