@@ -58,7 +58,7 @@ def window(n, m):
     return (torch.arange(n)[:, None] * m - torch.arange(m) * n).abs() < 2 * n * m // min(n, m)
 
 
-MASKS = {"none": lambda n, m: None, "blocks": blocks, "padded": padded, "window": window}
+MASKS = {"none": lambda *_: None, "blocks": blocks, "padded": padded, "window": window}
 
 
 @pytest.mark.parametrize("mask", MASKS)
