@@ -72,8 +72,8 @@ def sinkhorn(
     by_matrix = relaxation_tensor(relaxation, scores)
     if chosen == "reference":
         problem = pose(scores, mask, row_mass, col_mass)
-        tau = None if by_matrix is None else by_matrix.to(problem.scores)
-        return reference_weights(problem, tau, n_iters).to(scores.dtype)
+        by_matrix = None if by_matrix is None else by_matrix.to(problem.scores)
+        return reference_weights(problem, by_matrix, n_iters).to(scores.dtype)
     return normalize(scores, mask, row_mass, col_mass, by_matrix, n_iters, chosen)[0]
 
 
