@@ -10,7 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from sinkformers.cli.app import app
 from sinkformers.experiments.artefact import METRICS, Arm, Cell
 from sinkformers.experiments.workbench.display import Display
 from sinkformers.experiments.workbench.workers import side_by_side
@@ -128,6 +130,37 @@ def test_workers_end_with_the_process_that_started_them(start, tmp_path, number)
         assert {match[1] for match in saved} == {"cls-n-1", "cls-n-5"}
         assert said[-1].endswith("0 of 2 runs are finished, and the same command goes on with the others.")
         assert "Traceback" not in complaint
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_of_torchrun_end_with_it_and_save_together(start, tmp_path, number):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    command = [*launcher, *COMMAND[2:4], "figure2-mnist", "--preset", "smoke", "--arms", "cls-n-1"]
+    process = start("--out", tmp_path, command=command)
+    folder = tmp_path / "figure2-mnist" / "smoke" / "cls-n-1" / "seed-0"
+    wait_for((folder / "log.jsonl").exists, process)
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    for rank in alive:
+        rank.kill()
+    assert not alive
+    assert len(ranks) >= 2
+    assert {file.name for file in folder.iterdir()} == {"checkpoint.safetensors", "log.jsonl", "tensorboard"}
+    _, complaint = process.communicate(timeout=60)
+    saved = re.findall(
+        r"^sinkformers: stopped\. cls-n-1, seed 0 is saved at epoch \d+, step \d+;", complaint, re.MULTILINE
+    )
+    assert len(saved) == 1
+
+
+def test_under_torchrun_jobs_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "0")
+    result = CliRunner().invoke(app, [*COMMAND[3:], "--jobs", "2", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "sinkformers: --jobs is for a command that runs alone, and torchrun has started several; leave it out.\n"
+    )
 
 
 def cells(n):

@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from toy import ToyTask
 
 from sinkformers.experiments.workbench import stopping as stopping_module
-from sinkformers.experiments.workbench.stopping import SAME, Stopped, Stopping
+from sinkformers.experiments.workbench.stopping import SAME, Stopped, Stopping, end_of_pipe
 from sinkformers.experiments.workbench.training import CHECKPOINT, Hooks, Training
 
 LATER = SAME + 0.05
@@ -135,7 +135,7 @@ def test_when_the_parent_closes_its_side_of_the_pipe_the_training_is_saved(tmp_p
         time.sleep(0.2)  # the thread that waits for it must be given a turn
 
     with pytest.raises(Stopped) as stopped:
-        train(Interrupted(end, losses=3), tmp_path, parent=ours)
+        train(Interrupted(end, losses=3), tmp_path, parent=lambda: end_of_pipe(ours))
     os.close(ours)
     assert (stopped.value.code, stopped.value.saved) == (143, "epoch 1, step 3")
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -48,6 +49,8 @@ def run(
             _make(chosen.make, chosen.presets[preset], out / artefact / preset)
             return
         need("experiments", ("accelerate", "psutil", "safetensors", "tensorboard"), "experiments")
+        if jobs > 1 and "RANK" in os.environ:
+            refuse("--jobs is for a command that runs alone, and torchrun has started several; leave it out.")
         if jobs > 1:
             _side_by_side(jobs, chosen, cells, out)
         else:
@@ -88,11 +91,15 @@ def _select(
 def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **options: Any) -> None:
     from sinkformers.experiments.workbench.display import Display
     from sinkformers.experiments.workbench.runner import run as train
-    from sinkformers.experiments.workbench.stopping import Stopping
+    from sinkformers.experiments.workbench.stopping import Stopping, end_of_launcher, end_of_pipe
 
-    worker = WORKER in os.environ
-    display = Display(quiet=worker or os.environ.get("RANK", "0") != "0")
-    parent = sys.stdin.fileno() if worker else None
+    worker, rank = WORKER in os.environ, os.environ.get("RANK")
+    display = Display(quiet=worker or (rank or "0") != "0")
+    parent = None
+    if worker:
+        parent = partial(end_of_pipe, sys.stdin.fileno())
+    elif rank is not None:  # torchrun passes signals on, but it cannot pass on SIGKILL
+        parent = partial(end_of_launcher, os.getppid())
     with Stopping(parent=parent, notice=lambda: display.say(SAVING)) as stopping:
         for cell in train(artefact, preset, cells, out=out, display=display, stopping=stopping, **options):
             display.say(f"{cell.name}: another process is training it.")

@@ -41,11 +41,11 @@ class Stopped(KeyboardInterrupt):
 class Stopping:
     """As a context, it receives SIGINT and SIGTERM. Signals that the process was started to ignore stay ignored.
 
-    `parent` is a file descriptor that reaches its end when the process that started this one closes the other side of
-    the pipe or ends, by SIGKILL too: then this process receives SIGTERM.
+    `parent` returns, called in a thread, when the process that started this one has ended: then this one receives
+    SIGTERM.
     """
 
-    def __init__(self, *, parent: int | None = None, notice: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, parent: Callable[[], None] | None = None, notice: Callable[[], None] = lambda: None) -> None:
         """`notice` is called, in a thread, where a signal has to wait for longer than a moment."""
         self.number: int | None = None  # of the first signal
         self._parent, self._notice = parent, notice
@@ -113,9 +113,20 @@ class Stopping:
                 self._notice()
                 return
 
-    def _watch(self, parent: int) -> None:
-        # Not sys.stdin: a thread that waits in its lock aborts the interpreter when it ends.
-        while os.read(parent, 1):
-            pass
+    def _watch(self, parent: Callable[[], None]) -> None:
+        parent()
         if self.number is None:
             _thread.interrupt_main(signal.SIGTERM)
+
+
+def end_of_pipe(side: int) -> None:
+    """Return when the process at the other side of a pipe has closed it, or has ended, by SIGKILL too."""
+    # Not by sys.stdin: a thread that waits in its lock aborts the interpreter when it ends.
+    while os.read(side, 1):
+        pass
+
+
+def end_of_launcher(pid: int) -> None:
+    """Return when the parent of this process is no longer `pid`."""
+    while os.getppid() == pid:
+        time.sleep(MOMENT)
