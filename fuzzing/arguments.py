@@ -87,7 +87,7 @@ def operator_arguments(case: Case) -> list[Argument]:
         found.append(Argument("mask", _mask(case, "mask"), "mask"))
     for name, size in (("row_mass", case.n), ("col_mass", case.m)):
         kind = getattr(case, name)
-        if kind is not None and case.function != "Sinkhorn":
+        if kind is not None and size and case.function != "Sinkhorn":  # nothing cannot sum to 1
             found.append(Argument(name, _mass(case, name, kind, size), name))
     return found + relaxation(case)
 

@@ -114,16 +114,16 @@ def backward(run: Run, known: Forward, d_weights: Tensor, magnitude: Tensor, rou
         average, error = known.averages[step], known.errors[step] + 4 * eps
         if step % 2 == 0:
             term, size = average * df[..., None], df.abs()[..., None]
-            term_error = average * (df_error[..., None] + error * size) + lost * size
+            term_error = average * (df_error[..., None] * (1 + error) + error * size) + lost * size
             dg, dg_error = dg - term.sum(-2), dg_error + term_error.sum(-2)
             df, df_error = torch.zeros_like(df), torch.zeros_like(df)
         else:
             excess = run.excess[step // 2]
             excess_error = known.excess[step // 2] + eps * excess.abs()
-            tau_error = tau_error + (dg_error * excess.abs() + dg.abs() * excess_error).sum(-1)
+            tau_error = tau_error + (dg_error * (excess.abs() + excess_error) + dg.abs() * excess_error).sum(-1)
             by = run.tau[..., None, None]
             term, size = by * average * dg[..., None, :], dg.abs()[..., None, :]
-            term_error = by * (average * (dg_error[..., None, :] + error * size) + lost * size)
+            term_error = by * (average * (dg_error[..., None, :] * (1 + error) + error * size) + lost * size)
             df, df_error = df - term.sum(-1), df_error + term_error.sum(-1)
             dg, dg_error = torch.zeros_like(dg), torch.zeros_like(dg)
         grad, grad_error = grad - term, grad_error + term_error

@@ -82,7 +82,9 @@ def _errors(case: Case, t: Leaves, run: oracle.Run, parts: tuple[Any, ...], grad
         whole = error if name == "query" else error + unit * _magnitude(name, full, grads)
         errors[f"d_{name}"] = _gathered(case, whole, t[name].shape)
     if "attn_mask" in t.wanted:
-        errors["d_attn_mask"] = reduced(off_scores + sums * d_scores, t["attn_mask"].shape)
+        # A bias that repeats is repeated in its own dtype, in which its gradients are then added.
+        each = torch.finfo(t.given["attn_mask"].dtype).eps
+        errors["d_attn_mask"] = reduced(off_scores + (sums + each) * d_scores, t["attn_mask"].shape)
     if "tau" in t.wanted:
         errors["d_tau"] = reduced(back.tau_error, t["tau"].shape)
     return errors, grads

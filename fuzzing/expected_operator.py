@@ -7,7 +7,7 @@ from fuzzing import bounds, oracle
 from fuzzing.arguments import mask_shape
 from fuzzing.bounds import SAFETY
 from fuzzing.case import Case
-from fuzzing.leaves import Expected, Leaves, Tensors, clean, reduced, tau_of, working
+from fuzzing.leaves import Expected, Leaves, Tensors, clean, is_softmax, reduced, tau_of, working
 from fuzzing.program import limit_tolerance
 
 
@@ -31,14 +31,12 @@ def operator(case: Case, tensors: Tensors) -> dict[str, Expected]:
         rounding = working(case)
         s_err = rounding.eps * run.scores.abs().nan_to_num(posinf=0)
         known = bounds.forward(run, s_err, rounding)
-        # The gradient of the last row step is taken from rounded weights where torch's own SoftMax serves.
-        unit = torch.finfo(t.given["scores"].dtype).eps if case.n_iters == 1 else rounding.eps
-        back = bounds.backward(run, known, w_out, w_out.abs() * (1 + unit), rounding)
-        error = back.scores_error + (
-            4 * unit * run.weights * (w_out.abs() + (run.weights * w_out.abs()).sum(-1, keepdim=True))
-            if case.n_iters == 1 or case.tau == 0
-            else 0
-        )
+        back = bounds.backward(run, known, w_out, w_out.abs(), rounding)
+        error = back.scores_error
+        if is_softmax(case):  # whose own gradient is taken from the weights as they were rounded
+            size = run.weights * w_out.abs()
+            unit = torch.finfo(t.given["scores"].dtype).eps
+            error = error + 4 * unit * (size + run.weights * size.sum(-1, keepdim=True))
         found = {"out": t.rounded("scores", weights, bounds.weight_error(run, known))}
         found["d_scores"] = t.rounded("scores", grads["scores"], error)
         if "tau" in grads:

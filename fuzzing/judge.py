@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fuzzing.case import Case
 from fuzzing.expected import expect
+from fuzzing.expected_modules import expect_module
 from fuzzing.judgement import Verdict
 from fuzzing.leaves import Expected
-from fuzzing.modules import MODULES, expect_module
+from fuzzing.modules import MODULES
 from fuzzing.program import ATTENTION, arguments_of, output_shapes, program, public
 
 Namespace = dict[str, Any]

@@ -17,14 +17,14 @@ class Expected(NamedTuple):
 Tensors = dict[str, Tensor]
 
 
-def _is_softmax(case: Case) -> bool:
+def is_softmax(case: Case) -> bool:
     return not isinstance(case.tau, str) and (case.n_iters == 1 or case.tau == 0)
 
 
 def working(case: Case) -> Rounding:
     """The precision of the iterations: float32 at least, except where torch's own SoftMax attention serves."""
     dtype = getattr(torch, case.dtype)
-    if case.function == "sinkhorn_attention" and case.backend == "auto" and _is_softmax(case) and case.cost == "dot":
+    if case.function == "sinkhorn_attention" and case.backend == "auto" and is_softmax(case) and case.cost == "dot":
         return Rounding.of(dtype)._replace(eps=torch.finfo(dtype).eps)
     return Rounding.of(dtype)
 

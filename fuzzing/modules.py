@@ -1,23 +1,14 @@
-"""Modules as programs, and what they must give.
-
-Their parameters are drawn too. A module is a composition, so its tolerance is not derived step by step: it is a
-multiple of the error that the same mathematics has in torch's own operations in the same dtype.
-"""
+"""Modules as programs: how they are built, what they take, and their masks. Their parameters are drawn too."""
 
 import inspect
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fuzzing.arguments import normal, shown
 from fuzzing.case import Case
 from fuzzing.layouts import SHARED
-from fuzzing.leaves import Expected
-from fuzzing.module_oracles import ORACLES, balance
+from fuzzing.module_oracles import ORACLES
 
 MODULES = tuple(ORACLES)
-TIMES = 16.0  # the error of the library over that of torch's own operations
 
 # Constructor arguments by position, from a case.
 POSITIONAL = {
@@ -214,83 +205,3 @@ def _smoke(case: Case, masks: dict[str, str]) -> list[str]:
         return ["out = call(x)", f"results = dict(out=out, back=layer.inverse(out, {mask}))"]
     lines = ["z = x.detach().requires_grad_()", f"out, info = layer(z, {mask}, return_info=True)"]
     return [*lines, "(d_x,) = torch.autograd.grad(out, z, w_out)", "results = dict(out=out, d_x=d_x, error=info.error)"]
-
-
-def expect_module(case: Case, space: dict[str, Any]) -> dict[str, Expected]:
-    layer, results = space["layer"], space["results"]
-    inputs = {name: space[name].detach() for name in takes(case)}
-    masks = {name: space[name] for name in ("query_mask", "key_mask", "attn_mask") if name in space}
-    eps = torch.finfo(getattr(torch, case.dtype)).eps
-    if case.function == "InvertibleAttention":
-        valid = masks.get("query_mask")
-        x = inputs["x"].double()
-        seen = x if valid is None else torch.where(valid[..., None], x, 0.0)
-        size = seen.norm(dim=(-2, -1), keepdim=True).expand(x.shape)
-        tolerance = 8 * eps**0.75 * size + (0 if valid is None else torch.where(valid[..., None], 0.0, torch.inf))
-        return {"back": Expected(seen, tolerance)}
-    if case.function == "EquilibriumAttention":
-        return _equilibrium(case, layer, inputs["x"], masks.get("query_mask"), results, eps)
-    exact, yardstick = (_run(case, layer, inputs, masks, space, dtype) for dtype in (torch.float64, _eager(case)))
-    by = TIMES * eps / torch.finfo(_eager(case)).eps
-    overall = max(
-        (x.abs().max().item() for name, x in exact.items() if name.startswith("d_") and x.numel()), default=0.0
-    )
-    found = {}
-    for name, value in exact.items():
-        if not value.numel():
-            found[name] = Expected(value, value)
-            continue
-        own = (yardstick[name].double() - value).abs().max().nan_to_num(torch.inf)
-        size = by * own + TIMES * eps * (value.abs().max() + (0.25 * overall if name.startswith("d_") else 0))
-        found[name] = Expected(value, torch.full_like(value, size.item()))
-    return _where_promised(case, found, masks)
-
-
-def _eager(case: Case) -> torch.dtype:
-    return torch.float32 if case.dtype == "float64" else getattr(torch, case.dtype)
-
-
-def _run(
-    case: Case,
-    layer: Any,
-    inputs: dict[str, Tensor],
-    masks: dict[str, Tensor],
-    space: dict[str, Any],
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    """Outputs and gradients of the oracle in a dtype."""
-    p = {name: x.detach().to(dtype).clone().requires_grad_() for name, x in layer.named_parameters()}
-    x = {name: t.to(dtype).clone().requires_grad_() for name, t in inputs.items()}
-    outputs = ORACLES[case.function](case, p, x, masks)
-    weights = [space[f"w_{name}"].to(dtype) for name in outputs]
-    leaves = {**x, **p}
-    grads = torch.autograd.grad(
-        list(outputs.values()), list(leaves.values()), weights, allow_unused=True, materialize_grads=True
-    )
-    found = {name: out.detach() for name, out in outputs.items()} | dict(
-        zip((f"d_{n}" for n in leaves), grads, strict=True)
-    )
-    return {name: x for name, x in found.items() if name in space["results"]}
-
-
-def _where_promised(case: Case, found: dict[str, Expected], masks: dict[str, Tensor]) -> dict[str, Expected]:
-    """Nothing is said of outputs at padded queries."""
-    name = "key_mask" if case.module.get("self") and case.function == "MultiheadAttention" else "query_mask"
-    if name in masks and case.function != "PMA":
-        out = found["out"]
-        valid = masks[name]
-        if case.function == "MultiheadAttention" and not case.module.get("batch_first") and case.lead:
-            valid = valid.mT
-        loose = torch.where(valid[..., None], out.tolerance, torch.inf)
-        found["out"] = Expected(torch.where(valid[..., None], out.value, torch.inf), loose)
-    return found
-
-
-def _equilibrium(
-    case: Case, layer: Any, z: Tensor, valid: Tensor | None, results: dict[str, Tensor], eps: float
-) -> dict[str, Expected]:
-    """At the minimiser, pull·(x − z) balances the attention; |imbalance|/pull bounds the distance to it."""
-    with torch.no_grad():
-        off, size = balance(case, layer, results["out"].double(), z.double(), valid)
-    results["balance"] = off
-    return {"balance": Expected(torch.zeros_like(off), 4 * eps**0.5 * size.expand(off.shape))}

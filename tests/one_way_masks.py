@@ -31,6 +31,7 @@ UNORDERED = {
     "random": torch.rand(N, N, generator=torch.Generator().manual_seed(2)) < 0.3,
     "keys padded right": (K < 9).expand(N, N).contiguous(),
     "keys padded left": (K >= 4).expand(N, N).contiguous(),
+    "window, keys padded right": ((Q - K).abs() <= 3) & (K < 9),
     "queries padded": (Q < 9).expand(N, N).contiguous(),
     "a triangle in another order": (K <= Q)[SHUFFLED][:, SHUFFLED],
 }

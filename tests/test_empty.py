@@ -151,14 +151,14 @@ MODULES = {
     "SelfAttention": (lambda k: SelfAttention(6, 2, n_iters=k), lambda b, n: (b, n, 6)),
     "SAB": (lambda k: SAB(6, 8, 2, n_iters=k), lambda b, n: (b, n, 8)),
     "ISAB": (lambda k: ISAB(6, 8, 2, 3, n_iters=k), lambda b, n: (b, n, 8)),
-    "PMA": (lambda k: PMA(6, 2, 3, n_iters=k), lambda b, n: (b, 3, 6)),
+    "PMA": (lambda k: PMA(6, 2, 3, n_iters=k), lambda b, _: (b, 3, 6)),
     "OffsetAttention": (lambda k: OffsetAttention(6, 2, n_iters=k).eval(), lambda b, n: (b, n, 6)),
     "InvertibleAttention": (lambda k: InvertibleAttention(6, 2, n_iters=k), lambda b, n: (b, n, 6)),
-    "InvertibleAttention, limit": (lambda k: InvertibleAttention(6, 2, n_iters=math.inf), lambda b, n: (b, n, 6)),
-    "EquilibriumAttention": (lambda k: EquilibriumAttention(6, 2), lambda b, n: (b, n, 6)),
+    "InvertibleAttention, limit": (lambda _: InvertibleAttention(6, 2, n_iters=math.inf), lambda b, n: (b, n, 6)),
+    "EquilibriumAttention": (lambda _: EquilibriumAttention(6, 2), lambda b, n: (b, n, 6)),
     "SetTransformer": (
         lambda k: SetTransformer(classes=3, features=6, dim=8, heads=2, inducing=3, n_iters=k),
-        lambda b, n: (b, 3),
+        lambda b, _: (b, 3),
     ),
 }
 

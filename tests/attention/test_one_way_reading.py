@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from one_way_masks import ORDERED, REFUSED, UNORDERED, N, as_bias
-from sinkformers import MultiheadAttention, sinkhorn_attention
+from sinkformers import MultiheadAttention, sinkhorn_attention, to_sinkformer
 from sinkformers.attention import one_way
 from sinkformers.attention.one_way import is_one_way
 
@@ -54,10 +55,12 @@ class TestMemory:
         assert self.count == 1
 
     def test_the_modules_mask_is_known_although_a_copy_is_used(self):
-        layer, x, mask = MultiheadAttention(12, 3, batch_first=True), torch.randn(2, N, 12), ~UNORDERED["window"]
-        for _ in range(3):
-            layer(x, x, x, attn_mask=mask)
-        assert self.count == 1
+        converted = to_sinkformer(nn.MultiheadAttention(12, 3, batch_first=True))
+        for layer in (MultiheadAttention(12, 3, batch_first=True), converted):
+            x, mask, self.count = torch.randn(2, N, 12), ~UNORDERED["window"], 0
+            for _ in range(3):
+                layer(x, x, x, attn_mask=mask)
+            assert self.count == 1
 
     def test_changed_in_place_it_is_read_again(self):
         mask = UNORDERED["window"].clone()
@@ -90,8 +93,13 @@ class TestMemory:
         attend(skewed[:, :N])
         with REFUSED:
             attend(skewed[:, N:])
-        for size in range(2, 60):  # and not all of them are kept
-            attend(torch.ones(60, 60, dtype=torch.bool)[:size, :size])
+        with REFUSED:
+            attend(both[1, :9, :9])
+        attend(both[1, :5, :5])  # the prefix alone
+        with REFUSED:
+            attend(both[1, :9, :9])
+
+    def test_not_all_views_are_kept(self):
         buffer = torch.ones(60, 60, dtype=torch.bool)
         for size in range(2, 60):
             attend(buffer[:size, :size])
@@ -190,6 +198,17 @@ class TestWhereValuesCannotBeRead:
         with FakeTensorMode():
             x = torch.empty(2, 3, N, 4)
             assert sinkhorn_attention(x, x, x, torch.ones(N, N, dtype=torch.bool).tril()).shape == x.shape
+
+    def test_inside_a_mode(self):
+        """A mode would see the reading, and see it the first time only."""
+
+        class Nothing(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+
+        with Nothing():
+            assert not is_one_way(ORDERED["prefix"])
+        assert is_one_way(ORDERED["prefix"])
 
     def test_while_a_cuda_graph_is_captured(self, monkeypatch):
         mask = types.SimpleNamespace(is_meta=False, is_cuda=True)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sinkformers.cli.app import app
+from tests.experiments.fake_cells import write_cell
 
 
 def invoke(*arguments):
@@ -173,6 +174,38 @@ def test_an_unusable_out_is_refused_in_one_sentence(tmp_path, case):
     assert result.stderr.count("\n") == 1
     assert reason in result.stderr
     assert str(out) in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "figure5", "--preset", "smoke", "--out", "LONG"],
+        ["run", "figure6", "--data", "LONG"],
+        ["report", "LONG"],
+        ["predict", "LONG"],
+        ["figure", "attention", "--out", "LONG.png"],
+        ["data", "status", "--data", "LONG"],
+        ["data", "fetch", "mnist", "--data", "LONG"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_what_the_system_refuses_is_one_sentence(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*(argument.replace("LONG", "a" * 5000) for argument in arguments))
+    assert result.exit_code == 2
+    assert re.fullmatch(r"sinkformers: cannot (use|write) .*: File name too long; .*\n", result.stderr)
+    assert "Traceback" not in result.output
+
+
+def test_a_page_to_fill_that_is_no_text_is_refused(tmp_path):
+    write_cell(tmp_path / "runs")
+    (tmp_path / "page.md").write_bytes(b"caf\xe9")
+    result = invoke("report", tmp_path / "runs", "--fill", tmp_path / "page.md")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"sinkformers: --fill: {tmp_path / 'page.md'} is not UTF-8 (unexpected end of data at byte 3); "
+        "name a Markdown page in UTF-8.\n"
+    )
 
 
 def test_missing_matplotlib_is_refused_with_the_remedy(tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ The limit itself is found independently: Newton's method on the dual `Σ_i LSE_j
 λ = 1/τ − 1, whose gradient in g is the column sums less `ρ e^(−λ g)`, and whose Hessian is positive definite.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -56,7 +58,7 @@ def window(n, m):
     return (torch.arange(n)[:, None] * m - torch.arange(m) * n).abs() < 2 * n * m // min(n, m)
 
 
-MASKS = {"none": lambda n, m: None, "blocks": blocks, "padded": padded, "window": window}
+MASKS = {"none": lambda *_: None, "blocks": blocks, "padded": padded, "window": window}
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -85,6 +87,28 @@ def test_large_matrices_in_float32(std):
         rounding = EPS * (256**0.5 + scores.abs().max().item()) / (4 * (1 - tau))
         error = (weights[index].double() - newton(scores[index], tau)).abs().max().item()
         assert error <= info.residual[index].item() + rounding
+
+
+def hub(n):
+    """A row and half of the columns hold everything: scalings drift apart, and are absorbed every some steps."""
+    scores = torch.full((n, n), -100.0, dtype=torch.float64)
+    scores[0], scores[:, : n // 2] = 0, 0
+    return scores
+
+
+@pytest.mark.parametrize("scores", [torch.linspace(-2, 2, 63).double().cos().reshape(9, 7), hub(64)])
+def test_the_residual_is_that_of_the_fixed_point(scores):
+    tau, (n, m) = 0.9, scores.shape
+    g = torch.zeros(m, dtype=torch.float64)
+    for max_iters in range(1, 100, 2):
+        f = -torch.logsumexp(scores + g, 1)
+        after = -tau * (torch.logsumexp(scores + f[:, None], 0) - math.log(n / m))
+        spread = (after - g).max() - (after - g).min()
+        _, info = sinkhorn_limit(scores, tau=tau, tol=1e-14, max_iters=max_iters, return_info=True)
+        if info.iterations == max_iters:  # rounding of potentials of size 100, times 1/(4·0.1)
+            expected = torch.tanh(spread / (4 * (1 - tau)))
+            torch.testing.assert_close(info.residual, expected, atol=1e-11, rtol=0)
+        g = after
 
 
 def test_the_bound_is_not_idle():

@@ -105,11 +105,19 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"arm": None}, '"arm" must be a string, got None'),
-        ({"seed": "0"}, "\"seed\" must be a whole number, got '0'"),
-        ({"settings": {"patch": 7}}, '"settings" must hold a whole number "n_iters"'),
-        ({"epochs": []}, '"epochs" must be a list with at least one epoch'),
-        ({"epochs": [3]}, '"epochs" must be a list with at least one epoch'),
+        ({"arm": None}, "arm is missing."),
+        ({"arm": 3}, "arm must be a string, got 3."),
+        ({"seed": "0"}, "seed must be a whole number, got '0'."),
+        ({"seed": True}, "seed must be a whole number, got True."),
+        ({"seed": 10**400}, "seed must be a whole number, got more than 1e+308."),
+        ({"settings": {"patch": 7}}, "settings.n_iters is missing."),
+        ({"settings": []}, "settings must be an object, got []."),
+        ({"epochs": []}, "epochs must be a list of 1 or more, got []."),
+        ({"epochs": [3]}, "epochs[0] must be an object, got 3."),
+        ({"epochs": [{"test": {"accuracy": "high"}}]}, "epochs[0].test.accuracy must be a number or null, got 'high'."),
+        ({"epochs": [{"layers": [None]}]}, "epochs[0].layers[0] must be an object, got None."),
+        ({"config": [1]}, "config must be an object, got [1]."),
+        ({"data": "x" * 99}, "data must be an object, got 'xxxxxxxxxxxxxxx"),
         ({"metric": "bleu"}, "its last epoch holds no test bleu"),
     ],
 )
@@ -121,6 +129,26 @@ def test_what_is_no_record_says_why(tmp_path, change, reason):
         find([tmp_path])
     assert reason in str(error.value)
     assert str(folder / "metrics.json") in str(error.value)
+
+
+@pytest.mark.parametrize("seconds", [5, [None], ["2"], [[]], [10**400]], ids=str)
+def test_times_that_are_no_numbers_are_refused(tmp_path, seconds):
+    folder = write_cell(tmp_path, run={"seconds_per_epoch": seconds})
+    with pytest.raises(ExperimentError, match=r"run.json is no record of a run: seconds_per_epoch.* must be a"):
+        read(folder)
+
+
+def test_half_a_character_is_refused(tmp_path):
+    folder = write_cell(tmp_path, metrics={"config": {"note": "\udcff"}})
+    with pytest.raises(ExperimentError, match=r"metrics.json cannot be read: .*surrogates not allowed"):
+        read(folder)
+
+
+def test_records_nested_without_end_are_refused(tmp_path):
+    folder = write_cell(tmp_path)
+    (folder / "metrics.json").write_text("[" * 100_000)
+    with pytest.raises(ExperimentError, match=r"metrics.json cannot be read: maximum recursion depth"):
+        read(folder)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):

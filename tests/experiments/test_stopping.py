@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from toy import ToyTask
 
+from sinkformers.experiments.workbench import stopping as stopping_module
 from sinkformers.experiments.workbench.stopping import SAME, Stopped, Stopping
 from sinkformers.experiments.workbench.training import CHECKPOINT, Hooks, Training
 
@@ -151,15 +152,20 @@ def test_a_signal_that_was_ignored_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_notice_is_written_where_a_signal_has_to_wait(capfd):
-    with Stopping(notice="wait\n") as stopping:
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_notice_is_given_where_a_signal_has_to_wait_for_long(monkeypatch, slow):
+    monkeypatch.setattr(stopping_module, "MOMENT", 0.01 if slow else 60)
+    given = []
+    with Stopping(notice=lambda: given.append(True)) as stopping:
         with stopping.deferred():
+            time.sleep(0.1)
+            assert not given
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
+            time.sleep(0.1)
             assert stopping.number == signal.SIGTERM
         with pytest.raises(Stopped):
             stopping.check()
-    assert capfd.readouterr().err == "wait\n"
+    assert given == [True] * slow
 
 
 def test_where_nothing_is_deferred_a_signal_raises_at_once():

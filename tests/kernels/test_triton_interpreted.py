@@ -312,7 +312,7 @@ def test_dropping_everything():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("n_iters", "std", "l2"), [(1, 1.0, False), (3, 4.0, False), (4, 1.0, True)])
+@pytest.mark.parametrize(("n_iters", "std", "l2"), [(1, 1.0, False), (3, 4.0, False), (4, 1.0, True), (3, 30.0, False)])
 def test_half_precision_errs_at_most_twice_as_much_as_eager_softmax(dtype, n_iters, std, l2):
     case = Case(2, n=71, m=67, d=16, e=24, std=std, dtype=dtype, n_iters=n_iters, l2=l2, tau=torch.tensor([0.8, 1.0]))
     got, exact = case.run(), case.evaluate(oracle.batch_weights, torch.float64)
@@ -323,8 +323,9 @@ def test_half_precision_errs_at_most_twice_as_much_as_eager_softmax(dtype, n_ite
     eager = torch.softmax(case.scale * (q @ k.mT), -1) @ v
     eager = (eager, *torch.autograd.grad(eager, (q, k, v), case.d_out))
     for name, mine, mine_exact, theirs, theirs_exact in zip("oqkv", got, exact, eager, true, strict=False):
-        assert mine.dtype == dtype
-        error, allowed = (mine.double() - mine_exact).abs().max(), (theirs.double() - theirs_exact).abs().max()
+        assert mine.dtype == (torch.float32 if name == "o" else dtype)  # backward needs the output unrounded
+        error = (mine.to(dtype).double() - mine_exact).abs().max()
+        allowed = (theirs.double() - theirs_exact).abs().max()
         assert error <= 2 * allowed, (name, error, allowed)
 
 

@@ -108,6 +108,17 @@ def test_neighbourhoods_can_be_kept():
     assert not torch.allclose(made(x, [own._replace(neighbours=own.neighbours.flip(0)) for own in kept]), made(x))
 
 
+def test_neighbourhoods_depend_on_xyz_alone():
+    """Features beyond the first three, normals or colours, are embedded; they do not say where a point is."""
+    made, xyz = model(features=5), points()
+    clouds = [torch.cat([xyz, 100 * torch.randn(2, 41, 2).double()], -1) for _ in range(2)]
+    for stage, other, plain in zip(*map(made.neighbourhoods, (*clouds, xyz)), strict=True):
+        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(stage, other, plain, strict=True))
+    assert not torch.allclose(made(clouds[0]), made(clouds[1]))
+    farther = clouds[0] * torch.tensor([1.0, 1.0, 50.0, 1.0, 1.0])
+    assert not torch.equal(made.neighbourhoods(farther)[0].neighbours, made.neighbourhoods(clouds[0])[0].neighbours)
+
+
 def test_all_arms_have_the_same_parameters():
     arms = [model(**options) for options in ({"n_iters": 1}, PORT, {"n_iters": 21})]
     shapes = [[(name, p.shape) for name, p in arm.named_parameters()] for arm in arms]

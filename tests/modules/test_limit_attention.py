@@ -94,7 +94,7 @@ def test_no_tokens_are_found_at_which_attention_stretches_beyond_its_bound(n_ite
     assert limit < 5 * norm
 
 
-@pytest.mark.parametrize("n", [2, 3, 11, 101, 4001])
+@pytest.mark.parametrize("n", [2, 3, 11, 101, 4001, 10**9])
 def test_the_bounds_are_what_their_derivation_says(n):
     """Recomputed: M·exp(M + 1) = n − 1 by bisection, the means by the best of many c."""
     low, high = 0.0, math.log(n)

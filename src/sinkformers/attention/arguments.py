@@ -125,6 +125,8 @@ def triangle(query: Tensor, key: Tensor) -> Tensor:
 
 def check_masks(attn_mask: Any, query_mask: Any, key_mask: Any, query: Tensor, m: int) -> Masks:
     """All masks with the rank of the scores (…, n, m) of `query` (…, n, d), or one less."""
+    if attn_mask is None and query_mask is None and key_mask is None:
+        return Masks(None, None, None, None)
     checks.one_device(CALLER, "query", query, attn_mask=attn_mask, query_mask=query_mask, key_mask=key_mask)
     tokens, shape = query.shape[:-1], torch.Size((*query.shape[:-1], m))
     bias = entries = None

@@ -30,7 +30,7 @@ def refuse_one_way(
     hides: bool = False,
 ) -> None:
     """Raise where `is_one_way`, whose arguments these are, holds; `caller` and `remedy` go into the message."""
-    if mask is not None and not torch.compiler.is_compiling() and is_one_way(mask, queries, keys, hides=hides):
+    if mask is not None and is_one_way(mask, queries, keys, hides=hides):
         raise NotImplementedError(
             f"{caller}: attn_mask must not order the tokens where more than one normalisation is made, since column "
             "sums run over all queries and outputs would depend on tokens that it hides; got one under which tokens "

@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from sinkformers.cli import data, figure, listing, predict, report, run
+from sinkformers.cli.refusal import Commands
 
 app = typer.Typer(
     name="sinkformers",
+    cls=Commands,
     help="Doubly stochastic attention: Sinkhorn's algorithm in place of SoftMax.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -54,6 +54,8 @@ def report(
             fill.write_text(filling.filled(fill.read_text(encoding="utf-8"), summaries), encoding="utf-8")
     except ExperimentError as error:
         refuse(str(error))
+    except UnicodeDecodeError as error:
+        refuse(f"--fill: {fill} is not UTF-8 ({error.reason} at byte {error.start}); name a Markdown page in UTF-8.")
     except OSError as error:
         refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another place.")
     typer.echo(f"Written to {written}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sinkformers.experiments.artefact import Artefact, Cell, Preset
 
 WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they say nothing and report nothing
-SAVING = "\nsinkformers: saving after this step; once more to end at once.\n"
+SAVING = "Saving after this step; once more ends it at once."
 
 
 def run(
@@ -90,10 +90,10 @@ def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **opti
     from sinkformers.experiments.workbench.runner import run as train
     from sinkformers.experiments.workbench.stopping import Stopping
 
-    quiet, worker = os.environ.get("RANK", "0") != "0", WORKER in os.environ
-    display = Display(quiet=quiet or worker)
-    parent, notice = (sys.stdin.fileno(), "") if worker else (None, "" if quiet else SAVING)
-    with Stopping(parent=parent, notice=notice) as stopping:
+    worker = WORKER in os.environ
+    display = Display(quiet=worker or os.environ.get("RANK", "0") != "0")
+    parent = sys.stdin.fileno() if worker else None
+    with Stopping(parent=parent, notice=lambda: display.say(SAVING)) as stopping:
         for cell in train(artefact, preset, cells, out=out, display=display, stopping=stopping, **options):
             display.say(f"{cell.name}: another process is training it.")
 

@@ -35,7 +35,9 @@ def gradient(
     rows, cols = plan.sum(-1), plan.sum(-2)
     row_side, col_side, per_row = local.sum(-1), local.sum(-2), _reciprocal(rows)
     side = col_side - apply(plan.mT, per_row * row_side)
-    z = _conjugate_gradients(plan, cols, per_row, tau, side)
+    # Where these sums cancel, what is left of them is rounding, which no solution should follow.
+    size = local.abs().sum(-2) + apply(plan.mT, per_row * local.abs().sum(-1))
+    z = _conjugate_gradients(plan, cols, per_row, tau, side, 4 * torch.finfo(plan.dtype).eps * size)
     y = z if tau is None else tau[..., None] * z
     x = per_row * (row_side - apply(plan, y))
     grad = local - plan * (x[..., None] + y[..., None, :])
@@ -45,16 +47,21 @@ def gradient(
     return grad, -(z * cols * excess).sum(-1)
 
 
-def _conjugate_gradients(plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tensor | None, side: Tensor) -> Tensor:
+def _conjugate_gradients(
+    plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tensor | None, side: Tensor, noise: Tensor
+) -> Tensor:
     """Solve `(diag(cols) − τ·planᵀ diag(per_row) plan) z = side`, preconditioned by the diagonal.
 
-    Each matrix stops by itself, once its residual is small or rounding has eaten the curvature.
+    Each matrix stops by itself, once its residual is small, or no larger than the rounding `noise` in `side`, or once
+    the curvature is no larger than rounding.
     """
     precondition = _reciprocal(cols)
     z, residual = torch.zeros_like(side), side
     direction = precondition * residual
     energy = (residual * direction).sum(-1, keepdim=True)
     goal = energy * TOLERANCE[plan.dtype] ** 2
+    goal = goal.maximum((precondition * noise.square()).sum(-1, keepdim=True))
+    rounding = 16 * torch.finfo(plan.dtype).eps
     for step in range(min(2 * side.shape[-1] + 50, 2000)):
         going = energy > goal
         if step % 4 == 0 and not going.any():
@@ -62,7 +69,8 @@ def _conjugate_gradients(plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tenso
         through = apply(plan.mT, per_row * apply(plan, direction))
         image = cols * direction - (through if tau is None else tau[..., None] * through)
         curvature = (direction * image).sum(-1, keepdim=True)
-        going = going & (curvature > 0)
+        # What is left may be rounding, along a null vector whose curvature is rounding too: their ratio has no meaning.
+        going = going & (curvature > rounding * (cols * direction.square()).sum(-1, keepdim=True))
         length = torch.where(going, energy / curvature, 0.0)
         z, residual = z + length * direction, residual - length * image
         scaled = precondition * residual

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from sinkformers.experiments.artefact import LOG, METRICS, RUN, ExperimentError, Record
+from sinkformers.experiments.reporting import record_shape
 from sinkformers.experiments.reporting.comparison import order
 
 CELL = re.compile(r"seed-(\d+)")
-NAMES = ("artefact", "preset", "arm", "metric")
 
 
 @dataclass(frozen=True, order=True)
@@ -66,12 +66,11 @@ def find(folders: Iterable[Path]) -> Found:
 
 def read(folder: Path) -> Record:
     """A finished cell. `run.json` may be missing: then nothing is known of its machine and its time."""
-    file = folder / METRICS
-    metrics = _json(file)
-    fault = _fault(metrics)
-    if fault:
-        raise ExperimentError(f"{file} is no record of a cell: {fault}. Delete it and train the cell again.")
-    run = _json(folder / RUN) if (folder / RUN).exists() else {}
+    metrics = _json(folder / METRICS, record_shape.METRICS)
+    test = metrics["epochs"][-1].get("test") or {}
+    if metrics["metric"] not in test:
+        raise ExperimentError(_no_record(folder / METRICS, f"its last epoch holds no test {metrics['metric']}"))
+    run = _json(folder / RUN, record_shape.RUN) if (folder / RUN).exists() else {}
     return Record(metrics, run)
 
 
@@ -133,28 +132,17 @@ def _unfinished(folder: Path) -> Unfinished:
     return Unfinished(artefact, preset, arm, int(seed.removeprefix("seed-")), epochs)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path, shape: record_shape.Object) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExperimentError(f"{file} cannot be read: {error}. Mend it, or delete it and train again.") from error
-    if not isinstance(content, dict):
-        raise ExperimentError(f"{file} is damaged: it must hold an object. Delete it and train again.")
+        json.dumps(content, ensure_ascii=False).encode()  # half a character can be read, and not be printed
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExperimentError(f"{file} cannot be read: {error}. Repair it, or delete it and train again.") from error
+    fault = record_shape.fault(content, shape)
+    if fault:
+        raise ExperimentError(_no_record(file, fault))
     return content
 
 
-def _fault(metrics: Mapping[str, Any]) -> str | None:
-    for name in NAMES:
-        if not isinstance(metrics.get(name), str):
-            return f'"{name}" must be a string, got {metrics.get(name)!r}'
-    if not isinstance(metrics.get("seed"), int):
-        return f'"seed" must be a whole number, got {metrics.get("seed")!r}'
-    settings, epochs = metrics.get("settings"), metrics.get("epochs")
-    if not isinstance(settings, dict) or not isinstance(settings.get("n_iters"), int):
-        return '"settings" must hold a whole number "n_iters"'
-    if not isinstance(epochs, list) or not epochs or not all(isinstance(epoch, dict) for epoch in epochs):
-        return '"epochs" must be a list with at least one epoch'
-    test = epochs[-1].get("test")
-    if not isinstance(test, dict) or not isinstance(test.get(metrics["metric"], ""), int | float | None):
-        return f"its last epoch holds no test {metrics['metric']}"
-    return None
+def _no_record(file: Path, fault: str) -> str:
+    return f"{file} is no record of a run: {fault}. Delete it and train again."

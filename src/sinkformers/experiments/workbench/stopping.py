@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
@@ -20,6 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A terminal signals every process of a group, and a launcher passes on what it receives: within so many seconds, the
 # two are one.
 SAME = 0.5
+MOMENT = 1.0  # seconds
 FINISHED = "What is finished is kept, and the same command does the rest."
 
 
@@ -44,12 +45,13 @@ class Stopping:
     the pipe or ends, by SIGKILL too: then this process receives SIGTERM.
     """
 
-    def __init__(self, *, parent: int | None = None, notice: str = "") -> None:
-        """`notice` is written to standard error when a signal has to wait for a step."""
+    def __init__(self, *, parent: int | None = None, notice: Callable[[], None] = lambda: None) -> None:
+        """`notice` is called, in a thread, where a signal has to wait for longer than a moment."""
         self.number: int | None = None  # of the first signal
         self._parent, self._notice = parent, notice
         self._deferred = False
         self._since = 0.0
+        self._over = threading.Event()
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Stopping:
@@ -57,6 +59,8 @@ class Stopping:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
+            # Not a thread of the handler: the signal may have come while a lock is held that starting one needs.
+            threading.Thread(target=self._remind, daemon=True).start()
             if self._parent is not None:
                 threading.Thread(target=self._watch, args=(self._parent,), daemon=True).start()
         return self
@@ -65,6 +69,7 @@ class Stopping:
         for number, before in self._before.items():
             signal.signal(number, before)  # pyright: ignore[reportArgumentType]
         self._before = {}
+        self._over.set()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -97,12 +102,16 @@ class Stopping:
             self.number, self._since = number, time.monotonic()
             if not self._deferred:
                 raise Stopped(number)
-            if self._notice:
-                os.write(2, self._notice.encode())  # not print: the signal may have come in the middle of one
         elif time.monotonic() - self._since > SAME:
             for each in self._before:
                 signal.signal(each, signal.SIG_DFL)  # a third ends the process, whatever it is doing
             raise Stopped(number)
+
+    def _remind(self) -> None:
+        while not self._over.wait(MOMENT / 2):
+            if self.number is not None and time.monotonic() - self._since > MOMENT:
+                self._notice()
+                return
 
     def _watch(self, parent: int) -> None:
         # Not sys.stdin: a thread that waits in its lock aborts the interpreter when it ends.

@@ -17,7 +17,7 @@ from sinkformers.experiments.workbench.display import Display
 from sinkformers.experiments.workbench.stopping import Stopped, Stopping
 
 LOOK = 0.5  # seconds between two looks at what the workers have done
-NOTICE = "\nsinkformers: saving what the processes are at; once more to end them at once.\n"
+SAVING = "Every process saves what it is at, and ends; once more ends them at once."
 
 
 def side_by_side(command: Sequence[str], jobs: int, cells: Sequence[Cell], out: Path, display: Display) -> int:
@@ -31,7 +31,7 @@ def side_by_side(command: Sequence[str], jobs: int, cells: Sequence[Cell], out: 
     jobs = min(jobs, len(cells) - len(done))
     threads = str(max(1, (os.cpu_count() or 1) // max(1, jobs)))
     environment = {**os.environ, "OMP_NUM_THREADS": threads}
-    with Stopping(notice=NOTICE) as stopping, stopping.deferred(), ExitStack() as started:
+    with Stopping(notice=lambda: display.say(SAVING)) as stopping, stopping.deferred(), ExitStack() as started:
         workers = [started.enter_context(_Worker(command, environment)) for _ in range(jobs)]
         said: set[str] = set()
         with display:
