@@ -29,7 +29,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     Boolean masks mean *ignore*, as in torch's module and unlike in `sinkhorn_attention`. A `key_padding_mask` takes the
     padded keys out; where `query is key` it takes the padded queries out as well, since their rows would otherwise stay
     in the column sums. In cross-attention pass `query_padding_mask`. The attention of a padded query is zero, so that
-    its output is the bias of the output projection; torch's module lets it attend to the real keys.
+    its output is the bias of the output projection; torch's module lets it attend to the valid keys. What stands in a
+    masked token, NaN included, changes no other output and no gradient. docs/attention.md lists all differences.
 
     Examples:
         >>> import torch, sinkformers
