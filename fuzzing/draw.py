@@ -10,7 +10,7 @@ from fuzzing.arguments import size_of
 from fuzzing.case import Case
 from fuzzing.draw_modules import draw_module
 from fuzzing.layouts import LAYOUTS
-from fuzzing.program import arguments_of, output_shapes
+from fuzzing.program import arguments_of, output_shapes, strangers
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 23, 31, 33)
 LARGE = (47, 64, 65, 100, 129, 197, 257)
@@ -244,5 +244,5 @@ def _machine(random: Random, case: Case) -> Case:
         return case
     if random.random() < 0.4:
         return replace(case, device="meta", nan=False)
-    names = [each.name for each in arguments_of(case)]
-    return replace(case, device=random.choice(names), nan=False) if len(names) > 1 else case
+    names = strangers(case)
+    return replace(case, device=random.choice(names), nan=False) if names else case

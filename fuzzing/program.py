@@ -56,6 +56,13 @@ def arguments_of(case: Case) -> list[Argument]:
     return operator_arguments(case)
 
 
+def strangers(case: Case) -> list[str]:
+    """The tensors that can be on a device of their own: a tau without axes goes with any, as in torch."""
+    names = [each.name for each in arguments_of(case)]
+    others = [name for name in names[1:] if (name, case.tau) != ("tau", "scalar")]
+    return names if others else names[1:]
+
+
 def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
     matrix, tokens = (*case.lead, case.n, case.m), (*case.lead, case.n, case.e)
     if case.function == "attention_with_weights":
