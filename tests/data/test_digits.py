@@ -40,7 +40,7 @@ def test_the_split_is_the_same_every_time_and_leaves_the_global_generator_alone(
 
 def test_missing_scikit_learn_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(DataError, match=r"digits set needs scikit-learn; install .* 'sinkformers\[experiments\]'"):
+    with pytest.raises(DataError, match=r"digits set needs scikit-learn; install .* '\.\[experiments\]'"):
         load_digits()
 
 

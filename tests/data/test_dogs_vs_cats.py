@@ -229,7 +229,7 @@ def test_a_size_is_a_whole_number_of_pixels(tmp_path, size):
 def test_missing_pillow_is_one_sentence(tmp_path, monkeypatch):
     folder = zipped(tmp_path, toy_files())
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"decoding photographs needs pillow; install .* 'sinkformers\[experiments\]'"):
+    with pytest.raises(DataError, match=r"decoding photographs needs pillow; install .* '\.\[experiments\]'"):
         load_dogs_vs_cats(folder, SIZE)
 
 

@@ -45,5 +45,5 @@ def test_words_become_plain_text(words, text):
 
 def test_a_missing_library_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(ExperimentError, match=r"need sacrebleu; install it with .*sinkformers\[experiments\]"):
+    with pytest.raises(ExperimentError, match=r"need sacrebleu; install it with .*\.\[experiments\]"):
         bleu(["a"], ["a"])

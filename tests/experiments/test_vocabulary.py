@@ -68,5 +68,5 @@ def test_a_size_without_room_for_all_bytes_is_refused():
 
 def test_a_missing_library_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ExperimentError, match=r"texts need tokenizers; install it with .*sinkformers\[experiments\]"):
+    with pytest.raises(ExperimentError, match=r"texts need tokenizers; install it with .*\.\[experiments\]"):
         Vocabulary.learned(TEXTS, 280)
