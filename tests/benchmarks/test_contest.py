@@ -62,7 +62,7 @@ def test_without_the_yardstick_there_is_no_ratio():
 
 
 def test_a_peer_that_is_not_there_says_how_to_get_it():
-    with pytest.raises(Unavailable, match=r"no_such_peer cannot be imported .*sinkformers\[peers-none\]"):
+    with pytest.raises(Unavailable, match=r"no_such_peer cannot be imported .*'\.\[peers-none\]'"):
         peer("no_such_peer", "peers-none")
 
 

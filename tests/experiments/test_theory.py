@@ -124,7 +124,7 @@ def test_the_record_is_plain_json(found):
 
 
 def test_the_page_stands_alone(found, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "run", lambda _sizes, _said: found)
+    monkeypatch.setattr(study, "run", lambda *_, **__: found)
     said = study.make(study.THEORY.presets["smoke"], tmp_path)
     assert "0.5000" in said
     assert json.loads((tmp_path / "theory.json").read_text())["theorem1"]["constant"] == found.theorem1.constant

@@ -27,7 +27,7 @@ def results(function, inputs, *, backend, d_out=None):
 
 
 def test_an_address_is_taken_in_one_place():
-    """Elsewhere nothing would keep the tensor alive."""
+    """Elsewhere nothing would keep the tensor alive. Masks are remembered by theirs, which nobody reads from."""
     places = []
     for path in Path(sinkformers.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -36,7 +36,7 @@ def test_an_address_is_taken_in_one_place():
                 for part in ast.walk(node)
             ):
                 places.append((path.name, node.name))
-    assert places == [("structures.py", "_address")]
+    assert sorted(places) == [("one_way.py", "_remembered"), ("structures.py", "_address")]
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])

@@ -86,7 +86,7 @@ def _remembered(mask: Tensor, question: str, answer: Callable[[], bool]) -> bool
     if version != owner._version:
         version, answers = owner._version, {}
         _ANSWERS[owner] = version, answers
-    place: tuple[Any, ...] = (question, mask.storage_offset(), mask.shape, mask.stride(), mask.dtype)
+    place: tuple[Any, ...] = (question, mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
     found = answers.get(place)
     if found is None:
         found = answer()

@@ -25,6 +25,7 @@ from sinkformers.experiments.ragged import Ragged
 from sinkformers.experiments.texts import TextConfig, TextTask
 from sinkformers.experiments.vocabulary import PAD
 from sinkformers.models import TextEncoder
+from sinkformers.models.encoder import Encoder
 from sinkformers.modules import SelfAttention
 
 SPLIT_SEED = 0
@@ -60,7 +61,9 @@ def authors_model(config: TextConfig, vocabulary: int, classes: int) -> TextEnco
     model = PaddedEncoder(**config.sizes(vocabulary, classes))
     for module in model.modules():
         if isinstance(module, SelfAttention):
-            module.__class__ = DetachedAttention  # it differs in a method only
+            module.__class__ = DetachedAttention  # it differs in methods only
+        elif isinstance(module, Encoder):
+            module.__class__ = PaddedLayers
         elif isinstance(module, nn.LayerNorm):
             module.eps = EPSILON
     return model
@@ -85,9 +88,19 @@ class PaddedEncoder(TextEncoder):
         return self.head(self.encoder(x, mask).amax(-2))
 
 
+class PaddedLayers(Encoder):
+    """Layers that see padding as it is."""
+
+    def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x
+
+
 class DetachedAttention(SelfAttention):
     """Self-attention with the weights of Sinkhorn's algorithm and the gradient of SoftMax at its column potential. What
     the mask leaves out is no key, and a query all the same."""
+
+    def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x
 
     def _attend(
         self,

@@ -78,10 +78,14 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """`mask` (batch, n) is True at valid tokens; the others change no valid output and no gradient."""
-        x = zero_masked("Encoder", "mask", x, mask)
+        x = self._enter(x, mask)
         for layer in self.layers:
             x = layer(x, mask)
         return self.last(x)
+
+    def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The tokens as the first layer gets them."""
+        return zero_masked("Encoder", "mask", x, mask)
 
 
 def check_norm(caller: str, norm: str) -> None:

@@ -48,10 +48,14 @@ class SelfAttention(Heads):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend; `mask` (batch, n) is True at valid tokens. What stands in the others changes no valid output and no
         gradient; the output there is the bias of the output projection."""
-        x = zero_masked(CALLER, "mask", x, mask)
+        x = self._enter(x, mask)
         heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         query, key, value = heads[0], heads[-2], heads[-1]
         return self.out(join_heads(self._attend(query, key, value, mask, mask)))
+
+    def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The tokens as they are projected."""
+        return zero_masked(CALLER, "mask", x, mask)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, n_iters={self.n_iters}, tau={self.tau}, tie_qk={self.tie_qk}"
