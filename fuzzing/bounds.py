@@ -34,11 +34,10 @@ class Rounding(NamedTuple):
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
         return Rounding(torch.finfo(dtype).eps, dtype)
 
-    def zeroed(self, f: Tensor, g: Tensor) -> Tensor:
-        """What a weight may lose (…), with row potentials that include the row maxima."""
-        if not f.shape[-1] or not g.shape[-1]:
-            return torch.zeros(f.shape[:-1], dtype=f.dtype)
-        return VANISHING[self.dtype] * (f.amax(-1) + g.amax(-1)).exp().clamp(1, LARGEST[self.dtype])
+    def zeroed(self, f: Tensor, g: Tensor, valid: Tensor, largest: float | None = None) -> Tensor:
+        """What an entry (…, n, m) may lose, with row potentials that include the row maxima."""
+        scaling = (f[..., None] + g[..., None, :]).exp().clamp(1, largest or LARGEST[self.dtype])
+        return torch.where(valid, VANISHING[self.dtype] * scaling, 0.0)
 
 
 class Forward(NamedTuple):
@@ -48,7 +47,7 @@ class Forward(NamedTuple):
     averages: list[Tensor]
     errors: list[Tensor]
     excess: list[Tensor]  # (…, m) of the column steps
-    zeroed: Tensor  # (…): what a weight may lose altogether
+    zeroed: list[Tensor]  # (…, n, m): what each step's averages, and at last the weights, may lose
 
 
 def forward(run: Run, s_err: Tensor, rounding: Rounding) -> Forward:
@@ -58,8 +57,7 @@ def forward(run: Run, s_err: Tensor, rounding: Rounding) -> Forward:
     depth = torch.where(valid, (run.scores - top[..., None]).abs(), 0.0)
     s_err = torch.where(valid, s_err, 0.0)
     phi, gamma = torch.zeros_like(run.f[0]), torch.zeros_like(run.g[0])
-    averages, errors, excesses = [], [], []
-    zeroed = torch.zeros_like(run.tau)
+    averages, errors, excesses, zeroed = [], [], [], []
     f, g = run.f[0], run.g[0]
     for step in range(len(run.f) + len(run.g) - 2):
         half = step // 2
@@ -67,23 +65,24 @@ def forward(run: Run, s_err: Tensor, rounding: Rounding) -> Forward:
             f = run.f[half + 1]
             average = masked_exp(run.scores + f[..., None] + g[..., None, :])
             error = s_err + gamma[..., None, :] + _additions(eps, depth, f + top, g)
-            zeroed = torch.maximum(zeroed, rounding.zeroed(f + top, g))
-            phi = (average * error).sum(-1) + eps * (m**0.5 + 2) + max(n, m) * zeroed[..., None]
+            zeroed.append(rounding.zeroed(f + top, g, valid))
+            phi = (average * error + zeroed[-1]).sum(-1) + eps * (m**0.5 + 2)
             averages.append(average)
             errors.append(error + phi[..., None])
         else:
-            x = run.scores + (f + run.log_a)[..., None] - (run.excess[half] + run.log_b)[..., None, :]
-            average = masked_exp(x)
+            weighted, sums = f + run.log_a, run.excess[half] + run.log_b
+            average = masked_exp(run.scores + weighted[..., None] - sums[..., None, :])
             g = run.g[half + 1]
             error = s_err + phi[..., None] + _additions(eps, depth, f + top, g)
-            zeroed = torch.maximum(zeroed, rounding.zeroed(f + top, g))
-            excess = (average * error).sum(-2) + eps * (n**0.5 + 2) + max(n, m) * zeroed[..., None]
+            # A relaxed column may sum to next to nothing without large scalings: what it loses counts against its sum.
+            zeroed.append(rounding.zeroed(weighted + top, -sums, valid, 1 / VANISHING[rounding.dtype]))
+            excess = (average * error + zeroed[-1]).sum(-2) + eps * (n**0.5 + 2)
             gamma = run.tau[..., None] * excess + eps * g.abs()
             averages.append(average)
             errors.append(error + excess[..., None, :])
             excesses.append(excess)
     final = s_err + phi[..., None] + gamma[..., None, :] + _additions(eps, depth, f + top, g) + 4 * eps
-    return Forward(final, averages, errors, excesses, zeroed)
+    return Forward(final, averages, errors, excesses, [*zeroed, rounding.zeroed(f + top, g, valid)])
 
 
 def _additions(eps: float, depth: Tensor, f: Tensor, g: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def _additions(eps: float, depth: Tensor, f: Tensor, g: Tensor) -> Tensor:
 def weight_error(run: Run, known: Forward) -> Tensor:
     """Of the weights (…, n, m), absolute; exactly 0 where masked."""
     valid = run.scores != -torch.inf
-    return torch.where(valid, run.weights * known.final.clamp_max(50).expm1() + known.zeroed[..., None, None], 0.0)
+    return torch.where(valid, run.weights * known.final.clamp_max(50).expm1() + known.zeroed[-1], 0.0)
 
 
 class Backward(NamedTuple):
@@ -109,9 +108,8 @@ def backward(run: Run, known: Forward, d_weights: Tensor, magnitude: Tensor, rou
     grad, grad_error = weights * d_weights, start.clone()
     df, dg, df_error, dg_error = grad.sum(-1), grad.sum(-2), start.sum(-1), start.sum(-2)
     tau_error = torch.zeros_like(run.tau)
-    lost = torch.where(run.scores != -torch.inf, known.zeroed[..., None, None], 0.0)
     for step in reversed(range(len(known.averages))):
-        average, error = known.averages[step], known.errors[step] + 4 * eps
+        average, error, lost = known.averages[step], known.errors[step] + 4 * eps, known.zeroed[step]
         if step % 2 == 0:
             term, size = average * df[..., None], df.abs()[..., None]
             term_error = average * (df_error[..., None] * (1 + error) + error * size) + lost * size
