@@ -92,8 +92,9 @@ def forward(tokens: Tokens, settings: Settings) -> tuple[Tensor, Steps]:
     kernel = kernel_domain.exponentiate_(problem.scores, r)
     steps = kernel_domain.iterate(kernel, problem, tokens.tau, r, settings.n_iters)
     u, v = _balanced(steps, problem, tokens.tau)
-    dropout = tokens.dropout(settings)
-    out = (kernel if dropout is None else kernel.mul_(dropout)) @ (v * tokens.value)
+    right, dropout = v * tokens.value, tokens.dropout(settings)
+    out = (kernel if dropout is None else kernel.mul_(dropout)) @ right
+    steps = steps._replace(safe=steps.safe & _room_for_sums(right))
     return silence(u * out, who.queries), steps  # a value that is NaN would show in rows of zeros
 
 
@@ -156,6 +157,11 @@ def token_gradients(
         grad = grad.masked_fill_(~who.entries, 0.0)
     d_query, d_key, d_value = silence(d_query, who.queries), silence(d_key, who.keys), silence(d_value, who.keys)
     return Gradients(d_query, d_key, d_value, grad if wants_bias else None, d_tau)
+
+
+def _room_for_sums(right: Tensor) -> Tensor:
+    """Whether sums over the rows of `v∘value` (..., m, e), with weights up to 1, stay within range (...)."""
+    return right.abs().amax((-2, -1)) * right.shape[-2] < torch.finfo(right.dtype).max / 4
 
 
 def _balanced(steps: Steps, problem: Problem, tau: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ template <class T> struct Forward : Head<T> {
         if (this->team.id == 0) this->args.safe[this->index] = safe();
         this->team.barrier();
     }
-    // Whether max u · max v stayed in range at every step. NaN did not.
+    // Whether max u · max v stayed in range at every step, and v∘V leaves room for a sum. NaN did not.
     bool safe() const {
         const T limit = sizeof(T) == 4 ? (T)1e30 : (T)1e280;
         T u = 0, v = 1;
@@ -36,7 +36,13 @@ template <class T> struct Forward : Head<T> {
             }
             if (!(u * v < limit)) return false;
         }
-        return true;
+        T most = 0;
+        for (int t = 0; this->col_steps && t < this->team.size; t++) {
+            const T share = this->tops[t * (this->args.n_iters + 4) + this->args.n_iters];
+            most = share <= most ? most : share;
+            if (share != share) return false;
+        }
+        return most * this->live_m < std::numeric_limits<T>::max() / 4;
     }
     void note(int step, const T *scalings, int from, int to) {
         this->tops[this->team.id * (this->args.n_iters + 4) + step] = largest(scalings + from, std::max(0, to - from));
@@ -100,7 +106,11 @@ template <class T> struct Forward : Head<T> {
         const int live = std::min(to, this->live_m);
         this->give(this->s, s, this->col_at, this->all_cols(), from, live);
         this->scalings(this->s, this->vv, from, to);
-        if (last) for (int j = from; j < live; j++) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e);
+        if (last) {
+            Largest<T> seen;
+            for (int j = from; j < live; j++) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e, &seen);
+            this->tops[this->team.id * (this->args.n_iters + 4) + this->args.n_iters] = seen.found();
+        }
         note(2 * step + 1, this->vv, from, to);
         this->team.barrier();
     }
