@@ -45,6 +45,7 @@ template <class T> static std::vector<std::vector<T>> attention(int seed) {
     args.batch = 1, args.heads = heads, args.n = n, args.m = m, args.d = d, args.e = e, args.n_iters = steps, args.threads = 1;
     args.workspace = seed % 2 ? 64 << 20 : 0;
     args.scale = 0.5;
+    args.safe_product = sizeof(T) == 4 ? 1e30 : 1e280;
     args.query = {p.given(heads * n * d), 0, n * d, d, 0};
     args.key = {p.given(heads * m * d), 0, m * d, d, 0};
     args.value = {p.given(heads * m * e), 0, m * e, e, 0};
@@ -70,6 +71,7 @@ template <class T> static std::vector<std::vector<T>> normalize(int seed) {
     std::vector<uint8_t> safe(batch);
     OperatorArguments args{};
     args.batch = batch, args.n = n, args.m = m, args.n_iters = steps, args.threads = 1;
+    args.safe_product = sizeof(T) == 4 ? 1e30 : 1e280;
     args.scores = p.given(batch * n * m);
     args.d_weights = p.given(batch * n * m);
     args.weights = p.result(batch * n * m);

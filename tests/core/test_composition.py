@@ -1,6 +1,6 @@
 """The operators inside torch: opcheck, compile, vmap, func, autocast, export, and other dtypes."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -50,15 +50,17 @@ def every_operator(matrix):
 
 
 def calls_inside_compiled_graphs():
-    """Operators that only `torch.compile` calls; of the two heads, one is to be mended."""
-    tokens = [torch.randn(2, n, 3) for n in (5, 7, 7)]
-    masks = (torch.randn(2, 5, 7), None, torch.arange(5)[None] < 4, None, torch.rand(2), None, torch.arange(2))
-    safe, settings = torch.tensor([True, False]), (3, 0.5, False, 0.0)
-    library: Any = torch.ops.sinkformers
-    library.mend_output(torch.randn(2, 5, 3), safe, *tokens, *masks, *settings)
-    gradients = [torch.randn_like(x) for x in (*tokens, masks[0], masks[4])]
-    library.mend_gradients(*gradients, safe, torch.randn(2, 5, 3), *tokens, *masks, *settings)
-    library.again(torch.ones(()), tokens[0])
+    """Operators that only `torch.compile` calls; of the two heads, one is recomputed."""
+    import sinkformers.attention.backends.traced  # noqa: F401
+
+    query, key, value = (torch.randn(2, n, 3) for n in (5, 7, 7))
+    bias, tau, queries = torch.randn(2, 5, 7), torch.rand(2), torch.arange(5)[None] < 4
+    call = (query, key, value, bias, None, queries, None, tau, None, None, 3, 0.5, False, 0.0, False)
+    safe, d_out, library = torch.tensor([True, False]), torch.randn(2, 5, 3), cast("Any", torch.ops.sinkformers)
+    library.recompute_output(*call, torch.randn(2, 5, 3), safe)
+    gradients = [torch.randn_like(x) for x in (query, key, value, bias, tau)]
+    library.recompute_gradients(*call, d_out, safe, *gradients)
+    library.opaque_copy(torch.ones(()), query)
 
 
 MATRICES = {

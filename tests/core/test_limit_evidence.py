@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from sinkformers import ConvergenceWarning, marginal_error, sinkhorn, sinkhorn_limit
 from sinkformers.core import kernel_domain
-from sinkformers.core.limit_operators import tolerance_floor
+from sinkformers.core.limit_iteration import tolerance_floor
 
 
 def test_evidence():

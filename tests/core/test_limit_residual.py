@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sinkformers import ConvergenceWarning, marginal_error, sinkhorn_limit
-from sinkformers.core.limit_operators import tolerance_floor
+from sinkformers.core.limit_iteration import tolerance_floor
 
 EPS = torch.finfo(torch.float32).eps
 

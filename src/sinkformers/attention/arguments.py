@@ -1,4 +1,4 @@
-"""What a call of attention may look like: tokens, masks and settings, checked and brought into one shape."""
+"""Check the tokens, masks and settings of an attention call, and give them one shape."""
 
 import math
 from typing import Any, NoReturn
@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from sinkformers.attention.masks import Masks
 from sinkformers.attention.one_way import refuse_one_way
-from sinkformers.attention.participants import Masks
 from sinkformers.core import checks
-from sinkformers.core.registration import autocasts
+from sinkformers.core.modes import autocasts
 from sinkformers.core.sinkhorn import with_rank
 
 CALLER = "sinkhorn_attention"
@@ -68,7 +68,7 @@ def _check_groups(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def spread(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+def repeat_groups(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Key and value heads repeated for the query heads that share them."""
     if enable_gqa:
         heads = query.shape[-3]
@@ -76,21 +76,11 @@ def spread(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple
     return query, key, value
 
 
-def check_implicit(n_iters: int, backend: str) -> None:
+def check_implicit(n_iters: int) -> None:
     if n_iters < 3 or n_iters % 2 == 0:
         raise ValueError(
             f'{CALLER}: gradient="implicit" needs an odd n_iters ≥ 3, so that the weights end on rows near the limit; '
             f'got {n_iters}. gradient="unrolled" takes any.'
-        )
-    if backend == "reference":
-        raise ValueError(f'{CALLER}: backend="reference" has the unrolled gradient only; use backend="torch".')
-
-
-def check_triton(query: Tensor, value: Tensor) -> None:
-    if query.dtype == torch.float64 or max(query.shape[-1], value.shape[-1]) > 256:
-        raise NotImplementedError(
-            f'{CALLER}: backend="triton" serves float16, bfloat16 and float32 with up to 256 features; '
-            f'got {query.dtype} with {query.shape[-1]} and {value.shape[-1]}. backend="torch" serves all.'
         )
 
 
@@ -103,9 +93,9 @@ def check_causal(attn_mask: Tensor | None, softmax: bool) -> None:
 
 def refuse_causal(caller: str) -> NoReturn:
     raise NotImplementedError(
-        f"{caller}: is_causal=True works with n_iters=1 (SoftMax) only, so far. Plain Sinkhorn under a triangular mask "
+        f"{caller}: is_causal=True is supported with n_iters=1 (SoftMax) only. Plain Sinkhorn under a triangular mask "
         "leaks and degenerates: a key's column sum runs over later queries, so earlier outputs would see the future, "
-        "and the only doubly stochastic triangular matrix is the identity. A causal definition is to come."
+        "and the only doubly stochastic triangular matrix is the identity."
     )
 
 

@@ -1,18 +1,21 @@
-"""Dropout of attention weights, drawn from a seed: every entry has its own hash of (seed, head, row, column).
+"""Dropout of attention weights from a seed: every entry has its own hash of (seed, head, row, column).
 
-So backward draws again what forward drew, nothing of size n × m is kept, and every backend draws the same.
+So the backward pass draws what the forward pass drew, no matrix is saved, and all backends draw the same.
 """
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sinkformers.core.registration import register_vmap
+from sinkformers.core.registration import define, register_vmap
 
 _WORD = 0xFFFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words that stirs every bit; in 64-bit integers, whose products wrap harmlessly."""
+    """A bijection of 32-bit words that mixes every bit; in 64-bit integers, whose products wrap harmlessly."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _WORD
     x = x ^ (x >> 15)
@@ -20,35 +23,29 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def kept(seed: Tensor, heads: Tensor, n: int, m: int, dropout_p: float, dtype: torch.dtype) -> Tensor:
-    """What the weights of the given heads (...) are multiplied with: 0 or 1/(1 − p), (..., n, m).
+def dropout_mask(
+    seed: Tensor, heads: Tensor | None, lead: Sequence[int], n: int, m: int, dropout_p: float, like: Tensor
+) -> Tensor:
+    """The factors of the weights (*lead, n, m): 0 or 1/(1 − p), in the dtype and on the device of `like`.
 
-    A head is known by its place in the flattened leading axes.
+    `heads` (*lead) numbers the heads; without it they are numbered in order.
     """
     if dropout_p == 1:
-        return heads.new_zeros((*heads.shape, n, m), dtype=dtype)
-    seed = seed.to(heads.device)
+        return like.new_zeros((*lead, n, m))
+    if heads is None:
+        heads = torch.arange(math.prod(lead), device=like.device).reshape(lead)
+    seed = seed.to(like.device)
     key = _mix((_mix(_mix(seed & _WORD) ^ (seed >> 32)) + heads * 0x9E3779B9) & _WORD)
-    rows, cols = (torch.arange(size, device=heads.device) for size in (n, m))
+    rows, cols = (torch.arange(size, device=like.device) for size in (n, m))
     row_key = _mix((key[..., None] + rows * 0x85EBCA6B) & _WORD)
     bits = _mix((row_key[..., None] + cols * 0xC2B2AE35) & _WORD)
-    return (bits >= int(dropout_p * 2**32)).to(dtype) / (1 - dropout_p)
+    return (bits >= int(dropout_p * 2**32)).to(like.dtype) / (1 - dropout_p)
 
 
-def all_heads(lead: torch.Size, device: torch.device) -> Tensor:
-    """The places of all heads, in the shape of the leading axes."""
-    return torch.arange(lead.numel(), device=device).reshape(lead)
-
-
-@torch.library.custom_op("sinkformers::kept", mutates_args=())
-def kept_operator(seed: Tensor, weights: Tensor, dropout_p: float) -> Tensor:
+def _dropout_mask(seed: Tensor, weights: Tensor, dropout_p: float) -> Tensor:
     *lead, n, m = weights.shape
-    return kept(seed, all_heads(torch.Size(lead), weights.device), n, m, dropout_p, weights.dtype)
+    return dropout_mask(seed, None, lead, n, m, dropout_p, weights)
 
 
-@kept_operator.register_fake
-def _(seed, weights, dropout_p):
-    return weights.new_empty(weights.shape)
-
-
-register_vmap(kept_operator, seed=0)
+dropout_mask_operator = define("dropout_mask", _dropout_mask, lambda seed, weights, p: torch.empty_like(weights))
+register_vmap(dropout_mask_operator, lambda args: True)

@@ -1,4 +1,4 @@
-"""Masks that order the tokens, as a causal one does: found, remembered and refused.
+"""Masks that order the tokens, as a causal one does: detect, cache and refuse them.
 
 A pair of tokens is one-way if one of them may look at the other and not the reverse. Where a square mask has one-way
 pairs and all of them point to the same side of the diagonal, it orders the tokens. Column sums run over all queries and
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sinkformers.core.registration import readable
+from sinkformers.core.modes import readable
+from sinkformers.core.ranges import masked_bias
 
 # Answers by the tensor that owns a mask's memory: the version of its contents, and what was asked of its views. The
 # tensors are referenced weakly, and their entries end with them.
@@ -106,7 +107,7 @@ def _never_orders(mask: Tensor, hides: bool) -> bool:
         bits = mask.view(torch.uint8)  # whose minimum and maximum are many times faster than `all` and `any`
         hides_nothing = bits.amax() == 0 if hides else bits.amin() > 0
     else:
-        hides_nothing = mask.amin() > _lowest(mask)
+        hides_nothing = mask.amin() > masked_bias(mask.dtype)
         mask = mask if hides_nothing else _visible(mask, hides)
     return (
         bool(hides_nothing)
@@ -143,9 +144,4 @@ def _strips(square: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 def _visible(mask: Tensor, hides: bool) -> Tensor:
     if mask.dtype == torch.bool:
         return ~mask if hides else mask
-    return ~(mask <= _lowest(mask))  # NaN hides nothing
-
-
-def _lowest(bias: Tensor) -> float:
-    """Up to here a bias means masked."""
-    return torch.finfo(bias.dtype).min / 2
+    return ~(mask <= masked_bias(mask.dtype))  # NaN hides nothing

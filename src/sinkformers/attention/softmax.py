@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinkformers.attention.arguments import spread, triangle
-from sinkformers.attention.participants import Masks, centred, combine, silence
+from sinkformers.attention.arguments import repeat_groups, triangle
+from sinkformers.attention.masks import Masks, centred, combine, zero_masked
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.registration import explain_second_derivative
 from sinkformers.core.sinkhorn import with_rank
@@ -22,34 +22,38 @@ def softmax_attention(
     enable_gqa: bool,
     l2: bool,
 ) -> Tensor:
-    """torch's own SoftMax attention, at its own price, on tokens whose padding was silenced."""
+    """torch's own SoftMax attention, at its own price, with masked tokens set to zero."""
     dims, dtype = query.dim(), query.dtype
     if l2:  # half precision would round |k|², which is larger than the scores it goes into
         query, key, value = (x.to(working_dtype(dtype)) for x in (query, key, value))
     if masks or l2:
         if is_causal:
             masks, is_causal = masks.with_entries(with_rank(triangle(query, key), dims)), False
-        query, key, value = spread(query, key, value, enable_gqa)
+        query, key, value = repeat_groups(query, key, value, enable_gqa)
         enable_gqa = False
-    who = combine(masks)
+    combined = combine(masks)
     if l2:
-        query, key = centred(query, key, who.keys)
-    query, key, value = silence(query, who.queries), silence(key, who.keys), silence(value, who.keys)
-    # Rows of queries out of the game are dropped from the output; in the mask they would only make it a matrix.
-    looks = combine(masks.with_queries(None))
-    attn_mask = looks.entries
-    if attn_mask is not None and looks.queries is not None:
-        # A query with nothing left may look everywhere: its output is dropped, and no kernel meets an empty row.
-        attn_mask = attn_mask | ~looks.queries[..., None]
-    bias = None if who.bias is None else _narrowed(who.bias, looks.entries, query.dtype)
+        query, key = centred(query, key, combined.keys)
+    query, key, value = (
+        zero_masked(query, combined.queries),
+        zero_masked(key, combined.keys),
+        zero_masked(value, combined.keys),
+    )
+    # Rows of masked queries are dropped from the output; in the mask they would only make it a matrix.
+    visible = combine(masks.with_queries(None))
+    attn_mask = visible.entries
+    if attn_mask is not None and visible.queries is not None:
+        # An empty row may attend everywhere: its output is dropped, and no kernel meets an empty row.
+        attn_mask = attn_mask | ~visible.queries[..., None]
+    bias = None if combined.bias is None else _narrowed(combined.bias, visible.entries, query.dtype)
     width = value.shape[-1]
     if l2:  # one more feature instead of a bias: the fused kernels have no gradient for the latter
         query = torch.cat([query, torch.ones_like(query[..., :1])], -1)
         key = torch.cat([key, -0.5 * key.square().sum(-1, keepdim=True)], -1)
-        value = F.pad(value, (0, 1))  # they want all tokens equally wide
+        value = F.pad(value, (0, 1))  # they need all tokens equally wide
     if bias is not None:
         attn_mask = bias if attn_mask is None else bias.masked_fill(~attn_mask, -torch.inf)
-    padded = max(0, 4 - dims)  # the fused kernels want (batch, heads, n, d)
+    padded = max(0, 4 - dims)  # the fused kernels take (batch, heads, n, d)
     lift = (None,) * padded + (...,)
     query, key, value = query[lift], key[lift], value[lift]
     if attn_mask is not None:
@@ -58,7 +62,7 @@ def softmax_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     explain_second_derivative(out)
-    return silence(out[(0,) * padded][..., :width], who.queries).to(dtype)
+    return zero_masked(out[(0,) * padded][..., :width], combined.queries).to(dtype)
 
 
 def _narrowed(bias: Tensor, entries: Tensor | None, dtype: torch.dtype) -> Tensor:

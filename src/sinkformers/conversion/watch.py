@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from sinkformers.attention.participants import Masks, combine
+from sinkformers.attention.masks import Masks, combine
 from sinkformers.conversion.attend import WATCHER
 from sinkformers.conversion.survey import Select, converted
 from sinkformers.core import marginal_error

@@ -1,6 +1,6 @@
 """The operator: definition, fast paths, gradients, limit and diagnostics."""
 
-from sinkformers.core.backends import release_workspace
+from sinkformers.core.backend import release_workspace
 from sinkformers.core.diagnostics import marginal_error
 from sinkformers.core.limit import ConvergenceWarning, LimitInfo, sinkhorn_limit
 from sinkformers.core.sinkhorn import sinkhorn

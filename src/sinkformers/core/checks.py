@@ -1,7 +1,7 @@
-"""Bad input is refused where it enters: the argument, what it should be, what came, and what to do about it.
+"""Checks of arguments: errors name the argument, what was expected, what was given, and how to fix it.
 
-What can be told from types and shapes is told at once. Values (the masses, a tensor `tau`) are read inside registered
-operators, so that tracing goes through, and on accelerators asserted without waiting for them.
+Types and shapes are checked at once. Values (masses, a tensor `tau`) are read inside registered operators, so that
+they can be traced, and on accelerators they are asserted without synchronising.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.core.registration import differentiable, register_vmap
+from sinkformers.core.registration import define, differentiable, register_vmap
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -119,7 +119,7 @@ def mask(caller: str, name: str, value: Any, shape: torch.Size, axes: str, *, gi
     if not isinstance(value, Tensor) or value.dtype != torch.bool:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(
-            f"{caller}: {name} must be a boolean tensor, True where an entry takes part; got {got}. "
+            f"{caller}: {name} must be a boolean tensor, True where an entry is valid; got {got}. "
             f"For a mask of zeros and ones pass {name}.bool()."
         )
     dense(caller, name, value)
@@ -194,29 +194,13 @@ def _require(holds: Tensor, message: str) -> None:
         torch._assert_async(holds, message)  # pyright: ignore[reportPrivateImportUsage]
 
 
-@torch.library.custom_op("sinkformers::checked_tau", mutates_args=())
-def checked_tau_operator(tau: Tensor, caller: str, zero: bool) -> Tensor:
+def _check_tau(tau: Tensor, caller: str, zero: bool) -> Tensor:
     inside = ((tau >= 0) if zero else (tau > 0)) & (tau <= 1)
     _require(inside.all(), _tau_advice(caller, zero, _shown(tau)))
     return tau.clone(memory_format=torch.contiguous_format)
 
 
-@checked_tau_operator.register_fake
-def _(tau, caller, zero):
-    return torch.empty_like(tau, memory_format=torch.contiguous_format)
-
-
-register_vmap(checked_tau_operator)
-checked_tau = differentiable(
-    checked_tau_operator,
-    lambda ctx, inputs, output: None,
-    lambda ctx, grad: (grad, None, None),
-    lambda ctx, tangent, *_: tangent.clone(),
-)
-
-
-@torch.library.custom_op("sinkformers::checked_mass", mutates_args=())
-def checked_mass(mass: Tensor, caller: str, name: str) -> Tensor:
+def _check_mass(mass: Tensor, caller: str, name: str) -> Tensor:
     _require((mass >= 0).all(), f"{caller}: {name} must be non-negative; got {_shown(mass)}.")
     # Masses divided by their sum, in their own dtype, are off by two roundings of eps/2 each, that of the sum and that
     # of the quotient; and by those of adding in float32 or better.
@@ -231,19 +215,28 @@ def checked_mass(mass: Tensor, caller: str, name: str) -> Tensor:
     return mass.clone(memory_format=torch.contiguous_format)
 
 
-@checked_mass.register_fake
-def _(mass, caller, name):
-    return torch.empty_like(mass, memory_format=torch.contiguous_format)
-
-
-register_vmap(checked_mass)
-
-
 def _shown(values: Tensor) -> str:
-    """The range of the values, for a message; on an accelerator it would cost a wait, and stays out."""
+    """The range of the values, for a message; left out on an accelerator, where reading would synchronise."""
     if values.device.type != "cpu":
         return "values outside it"
     if values.numel() == 0:
         return "nothing"
     low, high = values.min().item(), values.max().item()
     return f"{low:.6g}" if low == high else f"values from {low:.6g} to {high:.6g}"
+
+
+def _copy(tensor: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+_TAU_OPERATOR = define("checked_tau", _check_tau, _copy)
+checked_mass = define("checked_mass", _check_mass, _copy)
+register_vmap(_TAU_OPERATOR)
+register_vmap(checked_mass)
+checked_tau = differentiable(
+    _TAU_OPERATOR,
+    _check_tau,
+    lambda ctx, inputs, output: None,
+    lambda ctx, grad: (grad, None, None),
+    lambda ctx, tangent, *_: tangent.clone(),
+)

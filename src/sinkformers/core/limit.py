@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import checks
-from sinkformers.core.limit_operators import limit, tolerance
-from sinkformers.core.registration import readable
+from sinkformers.core.limit_iteration import tolerance
+from sinkformers.core.limit_operator import BACKENDS, LimitCall, limit
+from sinkformers.core.modes import readable
 from sinkformers.core.sinkhorn import check_problem, empty_weights, relaxation_tensor
 
 
@@ -103,11 +104,13 @@ def sinkhorn_limit(
         )
         weights = empty_weights(scores, by_matrix)
         return (weights, info) if return_info else weights
-    weights, _, residual, iterations, converged = limit(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters)
-    weights, info = weights.to(scores.dtype), LimitInfo(residual.detach(), iterations, converged)
+    call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters)
+    result = limit(call, BACKENDS["torch"])
+    weights = result.weights.to(scores.dtype)
+    info = LimitInfo(result.residual.detach(), result.iterations, result.converged)
     if return_info:
         return weights, info
-    if readable(converged) and not converged.all():
+    if readable(info.converged) and not info.converged.all():
         goal = tolerance(tol, by_matrix, info.residual, *scores.shape[-2:])
         warnings.warn(f"{caller}: {_complaint(info, goal)}", ConvergenceWarning, stacklevel=2)
     return weights

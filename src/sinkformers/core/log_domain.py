@@ -1,7 +1,7 @@
-"""Sinkhorn and its exact gradient on potentials: an exponential per step, and no score it cannot take.
+"""Sinkhorn and its exact gradient in the log domain: one exponential per step, for scores of any size.
 
-The fast path hands over the few matrices whose scalings leave the floating-point range. The mathematics is the
-definition's; what is added is a gradient that keeps vectors instead of matrices.
+The kernel domain falls back to it for the few matrices whose scalings leave the floating-point range. The mathematics
+is that of the reference; what is added is a gradient that keeps vectors instead of matrices.
 """
 
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sinkformers.core.definition import Definition
 from sinkformers.core.problem import Problem
 
 
@@ -20,12 +21,12 @@ class Potentials(NamedTuple):
     excess: list[Tensor]
 
 
-def potentials(problem: Problem, tau: Tensor | None, n_iters: int) -> Potentials:
-    """Run `n_iters` normalisations."""
+def potentials(problem: Problem, tau: Tensor | None, definition: Definition) -> Potentials:
+    """Run the normalisations."""
     scores = problem.shifted()
     f, excess, g = [], [], torch.zeros_like(problem.target)
-    for step in range(n_iters):
-        if step % 2 == 0:
+    for step in definition.steps():
+        if step.rows:
             f.append(torch.where(problem.rows, -(scores + g[..., None, :]).logsumexp(-1), 0.0))
         else:
             total = (scores + (f[-1] + problem.log_weight())[..., None]).logsumexp(-2) - problem.log_target()
@@ -37,7 +38,7 @@ def potentials(problem: Problem, tau: Tensor | None, n_iters: int) -> Potentials
 def weights(run: Potentials, problem: Problem, tau: Tensor | None) -> Tensor:
     """`exp(C + f + g)` (..., n, m) at the last potentials.
 
-    The last step is made once more by division: added to scores of size s, its potential would be rounded to s·eps, and
+    The last step is repeated by division: added to scores of size s, its potential would be rounded to s·eps, and
     so would the sums that it is there to set.
     """
     if len(run.f) > len(run.excess):
@@ -53,27 +54,28 @@ def weights(run: Potentials, problem: Problem, tau: Tensor | None) -> Tensor:
     return out.masked_fill_(run.scores == -torch.inf, 0.0)
 
 
-def gradient(problem: Problem, tau: Tensor | None, n_iters: int, d_weights: Tensor) -> tuple[Tensor, Tensor | None]:
+def gradient(
+    problem: Problem, tau: Tensor | None, definition: Definition, d_weights: Tensor
+) -> tuple[Tensor, Tensor | None]:
     """The gradients of the scores (..., n, m) and of tau (...), from that of the weights."""
-    run = potentials(problem, tau, n_iters)
+    run = potentials(problem, tau, definition)
     grad = weights(run, problem, tau) * d_weights
     df, dg = grad.sum(-1), grad.sum(-2)
     d_tau = torch.zeros_like(df[..., 0])
-    for step in reversed(range(n_iters)):
-        half = step // 2
-        if step % 2 == 0:
-            col = _relaxed(run.excess[half - 1], tau) if half else torch.zeros_like(dg)
-            change = _exp(run.scores, run.f[half], col) * df[..., None]
+    for step in reversed(definition.steps()):
+        if step.rows:
+            col = torch.zeros_like(dg) if step.is_first() else _relaxed(run.excess[step.index - 1], tau)
+            change = _exp(run.scores, run.f[step.index], col) * df[..., None]
             dg, df = dg - change.sum(-2), torch.zeros_like(df)
         else:
-            excess = run.excess[half]
-            share = _exp(run.scores, run.f[half] + problem.log_weight(), -excess - problem.log_target())
+            excess = run.excess[step.index]
+            share = _exp(run.scores, run.f[step.index] + problem.log_weight(), -excess - problem.log_target())
             change = share * (dg if tau is None else dg * tau[..., None])[..., None, :]
             if tau is not None:
                 d_tau = d_tau - (dg * excess).sum(-1)
             df, dg = df - change.sum(-1), torch.zeros_like(dg)
         grad = grad - change
-    # Last of all: NaN that takes part must not reach a masked entry by way of its zero.
+    # Last of all: NaN at a valid entry must not reach a masked one through its zero.
     grad = grad.masked_fill(run.scores == -torch.inf, 0.0)
     return grad, None if tau is None else d_tau
 

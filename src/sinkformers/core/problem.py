@@ -1,13 +1,13 @@
-"""What is to be normalised: the scores of the entries that take part, and the sums that rows and columns aim at.
+"""What is to be normalised: the scores of the valid entries, and the sums that rows and columns aim at.
 
-Masks, minus infinities and masses all come down to one form. With `C` the scores (minus infinity where an entry is out
-of the game), `a` a weight per row and `t` a target per column:
+Masks, minus infinities and masses are brought into one form. With `C` the scores (minus infinity where an entry is
+masked), `a` a weight per row and `t` a target per column:
 
     rows     f = −LSE_j(C + g)
     columns  g = −τ·(LSE_i(C + f + log a) − log t)
     weights  exp(C + f + g)
 
-Without masses `a = 1` and `t` = (rows taking part)/(columns taking part). With masses `a` is the row mass, `t` the
+Without masses `a = 1` and `t` = (valid rows)/(valid columns). With masses `a` is the row mass, `t` the
 column mass, and `log t` is added to the scores, which is what makes `weights = k·col_mass`.
 """
 
@@ -17,12 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sinkformers.core.definition import column_target, count_valid
+
 
 class Problem(NamedTuple):
     """Scores (..., n, m) in float32 or float64, minus infinity where masked; the rest are vectors along an axis."""
 
     scores: Tensor
-    rows: Tensor  # (..., n) bool: takes part
+    rows: Tensor  # (..., n) bool: has an entry that is not masked
     cols: Tensor  # (..., m) bool
     weight: Tensor | None  # (..., n), or None where all are 1
     target: Tensor  # (..., m)
@@ -68,29 +70,24 @@ def pose(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass:
         scores = scores.masked_fill((row_mass == 0)[..., None], -torch.inf)
     if col_mass is not None:
         scores = scores.masked_fill((col_mass == 0)[..., None, :], -torch.inf)
-    # Dead lines are told by their maximum, which keeps a NaN alive: NaN that takes part has to come out again.
+    # Empty rows and columns are found by their maximum, which keeps NaN: NaN at a valid entry has to come out again.
     rows, cols = scores.detach().amax(-1) != -torch.inf, scores.detach().amax(-2) != -torch.inf
     if row_mass is None and col_mass is None:
         return pose_unweighted(scores, rows, cols)
-    weight = _renormalise(row_mass, rows, _count(rows, scores.dtype))
-    target = _renormalise(col_mass, cols, _count(cols, scores.dtype))
+    weight = _renormalise(row_mass, rows, count_valid(rows, scores.dtype))
+    target = _renormalise(col_mass, cols, count_valid(cols, scores.dtype))
     return Problem(scores + target.log()[..., None, :], rows, cols, weight, target)
 
 
 def pose_unweighted(scores: Tensor, rows: Tensor, cols: Tensor) -> Problem:
-    """The problem without masses, where it is known which rows (..., n) and columns (..., m) take part."""
-    ratio = _count(rows, scores.dtype) / _count(cols, scores.dtype)
-    return Problem(scores, rows, cols, None, ratio.expand(cols.shape))
+    """The problem without masses, where the valid rows (..., n) and columns (..., m) are known."""
+    return Problem(scores, rows, cols, None, column_target(rows, cols, scores.dtype))
 
 
-def _count(alive: Tensor, dtype: torch.dtype) -> Tensor:
-    return alive.sum(-1, keepdim=True).clamp_min(1).to(dtype)
-
-
-def _renormalise(mass: Tensor | None, alive: Tensor, count: Tensor) -> Tensor:
-    """The mass over what takes part, summing to 1; uniform where none is given."""
+def _renormalise(mass: Tensor | None, valid: Tensor, count: Tensor) -> Tensor:
+    """The mass of the valid rows or columns, summing to 1; uniform where none is given."""
     if mass is None:
-        return alive / count
-    kept = torch.where(alive, mass, 0.0)
-    total = kept.sum(-1, keepdim=True)
-    return kept / total.masked_fill(total == 0, 1.0)
+        return valid / count
+    valid_mass = torch.where(valid, mass, 0.0)
+    total = valid_mass.sum(-1, keepdim=True)
+    return valid_mass / total.masked_fill(total == 0, 1.0)

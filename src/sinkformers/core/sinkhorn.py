@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from sinkformers.core import backends, checks
-from sinkformers.core.operators import normalize
+from sinkformers.core import checks
+from sinkformers.core.call import NormalizeCall
+from sinkformers.core.modes import autocasts
+from sinkformers.core.normalize import BACKENDS, normalize
 from sinkformers.core.problem import pose
-from sinkformers.core.reference import reference_weights
-from sinkformers.core.registration import autocasts
 from sinkformers.core.softmax import softmax
 
 
@@ -23,7 +23,7 @@ def sinkhorn(
 ) -> Tensor:
     """Normalise the rows of `exp(scores)`, then its columns, then its rows, …, `n_iters` times in all.
 
-    SoftMax stops after the first normalisation; going on makes the columns sum to a constant too, so that attention
+    SoftMax stops after the first normalisation. Continuing makes the columns sum to a constant too, so that attention
     becomes doubly stochastic.
 
     Args:
@@ -32,8 +32,8 @@ def sinkhorn(
             end on columns.
         tau: relaxes the column steps, from 0 (SoftMax) to 1 (Sinkhorn). A number, or a tensor that broadcasts to the
             leading axes; a tensor has a gradient. One without axes may be on the CPU, whatever the scores' device.
-        mask: boolean, broadcasts to the scores, `True` takes part. Masking equals deletion: a row or column with
-            nothing left gives zeros, and what stands there changes nothing.
+        mask: boolean, broadcasts to the scores, `True` where an entry is valid. Masking equals deletion: an empty row
+            or column gives zeros, and what masked entries hold changes nothing.
         row_mass, col_mass: (n,) and (m,), or with leading axes; non-negative, summing to 1. Then rows sum to 1 and, at
             convergence, `row_mass @ weights = col_mass`.
         backend: `auto`, `native`, `triton`, `torch`, or `reference`, the log-domain definition, which can be
@@ -41,7 +41,7 @@ def sinkhorn(
 
     Returns:
         weights (…, n, m), in the dtype of the scores (float32 under autocast, like SoftMax). Rows sum to 1, and columns
-        tend to (rows taking part)/(columns taking part).
+        tend to (valid rows)/(valid columns).
 
     The gradient is the exact one of the steps taken. Beside the scores it keeps only vectors, a few per step; at
     `n_iters=1` it keeps the weights, as SoftMax does.
@@ -58,29 +58,19 @@ def sinkhorn(
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     n_iters = checks.iterations(caller, n_iters)
     relaxation = checks.relaxation(caller, tau, "scores", scores)
-    chosen = backends.choose(caller, backend, scores.device)
-    is_softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
+    call = NormalizeCall(scores, mask, row_mass, col_mass, relaxation_tensor(relaxation, scores), n_iters)
+    chosen = BACKENDS.choose(caller, backend, call)
     if scores.numel() == 0:
         return empty_weights(scores, relaxation)
-    if is_softmax and backend == "auto":
+    if backend == "auto" and isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0):
         return _softmax(scores, mask, row_mass, col_mass)
-    if chosen == "triton" and (max(scores.shape[-2:]) > 64 or row_mass is not None or col_mass is not None):
-        raise NotImplementedError(
-            f'{caller}: backend="triton" serves matrices up to 64 × 64 without masses; got {tuple(scores.shape[-2:])}. '
-            'backend="torch" serves all.'
-        )
-    by_matrix = relaxation_tensor(relaxation, scores)
-    if chosen == "reference":
-        problem = pose(scores, mask, row_mass, col_mass)
-        by_matrix = None if by_matrix is None else by_matrix.to(problem.scores)
-        return reference_weights(problem, by_matrix, n_iters).to(scores.dtype)
-    return normalize(scores, mask, row_mass, col_mass, by_matrix, n_iters, chosen)[0]
+    return chosen.forward(call) if chosen.composite else normalize(call, chosen).weights
 
 
 def check_problem(
     caller: str, scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Refuse what is no problem; give mask and masses the rank of the scores."""
+    """Check the tensors of a call; give mask and masses the rank of the scores."""
     checks.tensor(caller, "scores", scores, min_dim=2)
     checks.one_device(caller, "scores", scores, mask=mask, row_mass=row_mass, col_mass=col_mass)
     *lead, n, m = scores.shape

@@ -1,8 +1,8 @@
-"""`sinkformers::softmax`: torch's SoftMax over rows, at its price, that gives zeros where a row has nothing left.
+"""`sinkformers::softmax`: torch's SoftMax over rows, at its price, with zeros in empty rows.
 
-A row of minus infinities comes out of `torch.softmax` as NaN, and NaN in the gradient of a masked entry spoils its row;
-NaN that takes part spoils the masked entries of its row. All show in the first column, so that on the CPU looking there
-is all they cost where they do not happen.
+`torch.softmax` returns NaN for a row of minus infinities. NaN in the gradient of a masked entry spoils its row, and NaN
+at a valid entry spoils the masked ones of its row. All of that shows in the first column, so that on the CPU reading
+that column is the only cost where it does not happen.
 """
 
 from typing import Any
@@ -10,41 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.core.registration import differentiable, register_vmap
+from sinkformers.core.registration import define, differentiable, register_vmap
 
 
 def _clean(first_column: Tensor) -> bool:
-    """Whether there is nothing to mend. On an accelerator looking would mean waiting: mend in any case."""
+    """Whether there is nothing to correct. On an accelerator reading would synchronise: correct in any case."""
     return first_column.device.type == "cpu" and not bool(first_column.isnan().any())
 
 
-@torch.library.custom_op("sinkformers::softmax", mutates_args=())
-def softmax_operator(scores: Tensor) -> Tensor:
+def _softmax(scores: Tensor) -> Tensor:
     weights = torch.softmax(scores.contiguous(), -1)
     if _clean(weights[..., 0]):
         return weights
     return weights.masked_fill_(scores == -torch.inf, 0.0)
 
 
-@torch.library.custom_op("sinkformers::softmax_backward", mutates_args=())
-def softmax_backward_operator(d_weights: Tensor, weights: Tensor) -> Tensor:
+def _softmax_backward(d_weights: Tensor, weights: Tensor) -> Tensor:
     gradient = torch.ops.aten._softmax_backward_data
     grad = gradient(d_weights.contiguous(), weights, -1, weights.dtype)
     if _clean(grad[..., 0]):
         return grad
-    out = weights == 0
-    grad = gradient(d_weights.masked_fill(out, 0.0).contiguous(), weights, -1, weights.dtype)
-    return grad.masked_fill_(out, 0.0)
+    masked = weights == 0
+    grad = gradient(d_weights.masked_fill(masked, 0.0).contiguous(), weights, -1, weights.dtype)
+    return grad.masked_fill_(masked, 0.0)
 
 
-@softmax_operator.register_fake
-def _(scores):
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-@softmax_backward_operator.register_fake
-def _(d_weights, weights):
-    return torch.empty_like(weights, memory_format=torch.contiguous_format)
+def _like_last(*tensors: Tensor) -> Tensor:
+    return torch.empty_like(tensors[-1], memory_format=torch.contiguous_format)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -72,7 +64,9 @@ def _second(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     return weights * (grad - along), grad * (d_weights - centre) - d_weights * along
 
 
-register_vmap(softmax_operator)
-register_vmap(softmax_backward_operator)
-softmax = differentiable(softmax_operator, _save, _backward, _forward_mode)
-softmax_backward = differentiable(softmax_backward_operator, _save_gradient, _second)
+_OPERATOR = define("softmax", _softmax, _like_last)
+_BACKWARD_OPERATOR = define("softmax_backward", _softmax_backward, _like_last)
+register_vmap(_OPERATOR)
+register_vmap(_BACKWARD_OPERATOR)
+softmax = differentiable(_OPERATOR, _softmax, _save, _backward, _forward_mode)
+softmax_backward = differentiable(_BACKWARD_OPERATOR, _softmax_backward, _save_gradient, _second)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sinkformers.core import ConvergenceWarning, checks
-from sinkformers.core.registration import without_autocast
+from sinkformers.core.modes import without_autocast
 from sinkformers.modules.heads import head_width, join_heads, split_heads, zero_masked
 from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.newton import conjugate_gradients, find_zero, linearise, norm

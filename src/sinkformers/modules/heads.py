@@ -4,8 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sinkformers.attention import sinkhorn_attention
-from sinkformers.attention.participants import silence
+from sinkformers.attention import masks, sinkhorn_attention
 from sinkformers.core import checks
 
 
@@ -77,7 +76,7 @@ def zero_masked(caller: str, name: str, tokens: Tensor, mask: Tensor | None) -> 
     if mask is None:
         return tokens
     checks.mask(caller, name, mask, tokens.shape[:-1], "the tokens")
-    return silence(tokens, mask)
+    return masks.zero_masked(tokens, mask)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

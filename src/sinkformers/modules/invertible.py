@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.attention import sinkhorn_attention
-from sinkformers.attention.participants import silence
+from sinkformers.attention.masks import zero_masked
 from sinkformers.core import checks
 from sinkformers.modules.heads import head_width, join_heads, split_heads
 from sinkformers.modules.limit_attention import limit_attention
@@ -68,7 +68,7 @@ class InvertibleAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """`x + branch(x)` of tokens (…, n, dim); `mask` (…, n) is True at valid tokens."""
         self._check(x, mask)
-        return x + silence(self._gain(x, mask) * self._branch(x, mask), mask)
+        return x + zero_masked(self._gain(x, mask) * self._branch(x, mask), mask)
 
     @torch.no_grad()
     def inverse(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -79,7 +79,7 @@ class InvertibleAttention(nn.Module):
         a RuntimeError says so.
         """
         self._check(y, mask)
-        gain, eps, size = self._gain(y, mask), torch.finfo(y.dtype).eps, _size(silence(y, mask))
+        gain, eps, size = self._gain(y, mask), torch.finfo(y.dtype).eps, _size(zero_masked(y, mask))
         goal, rounding = eps**0.75 * size, 16 * eps * size
         # As many as it takes if every difference is `contraction` times the one before it.
         most = 2 + math.ceil(math.log(eps**0.75 * (1 - self.contraction)) / math.log(self.contraction))
@@ -87,7 +87,7 @@ class InvertibleAttention(nn.Module):
         while True:
             step += 1
             new = y - gain * self._branch(x, mask)
-            now = _size(silence(new - x, mask))
+            now = _size(zero_masked(new - x, mask))
             x, ratio, before = new, now / before, now
             rate = ratio.clamp(self.contraction, 1.0)
             # NaN will not get better; it ends too.
@@ -159,7 +159,7 @@ class InvertibleAttention(nn.Module):
 
     def _heads(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Heads (…, heads, n, head_dim) of tokens (…, n, dim), the padding silenced."""
-        return split_heads(self.project(silence(x, mask)), self.num_heads)
+        return split_heads(self.project(zero_masked(x, mask)), self.num_heads)
 
     def _attend(self, tokens: Tensor, mask: Tensor | None, backend: str = "auto") -> Tensor:
         mask = None if mask is None else mask[..., None, :]

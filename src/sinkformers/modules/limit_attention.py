@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sinkformers.attention.participants import centred, silence
+from sinkformers.attention.masks import centred, zero_masked
 
 
 def limit_attention(tokens: Tensor, alive: Tensor | None, scale: float | Tensor) -> Tensor:
@@ -23,14 +23,14 @@ def limit_attention(tokens: Tensor, alive: Tensor | None, scale: float | Tensor)
     """
     if tokens.shape[-2] == 0:
         return tokens
-    tokens = silence(tokens, alive)
+    tokens = zero_masked(tokens, alive)
     near, _ = centred(tokens, tokens, alive)  # an offset that all tokens share would only cost precision
     scores = scale * near @ near.mT
     half = 0.5 * scores.diagonal(dim1=-2, dim2=-1)
     scores = scores - half[..., None] - half[..., None, :]
     if alive is not None:
         scores = scores.masked_fill(~(alive[..., None] & alive[..., None, :]), -torch.inf)
-    return silence(_SymmetricLimit.apply(scores) @ tokens, alive)
+    return zero_masked(_SymmetricLimit.apply(scores) @ tokens, alive)
 
 
 class _SymmetricLimit(torch.autograd.Function):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
 from sinkformers.attention.arguments import refuse_causal
+from sinkformers.attention.masks import Masks, combine, zero_masked
 from sinkformers.attention.one_way import refuse_one_way
-from sinkformers.attention.participants import Masks, combine, silence
 from sinkformers.core import checks
 
 CALLER = "MultiheadAttention"
@@ -277,6 +277,6 @@ def _zero_masked(
     keys = None if keys is None else keys[..., : key.shape[1]]
     if query is key or query is value:
         queries = None if queries is None or keys is None else queries | keys
-    new_query = silence(query, queries)
-    new_key = new_query if key is query else silence(key, keys)
-    return new_query, new_key, new_query if value is query else new_key if value is key else silence(value, keys)
+    new_query = zero_masked(query, queries)
+    new_key = new_query if key is query else zero_masked(key, keys)
+    return new_query, new_key, new_query if value is query else new_key if value is key else zero_masked(value, keys)

@@ -9,6 +9,8 @@ from sinkformers.kernels.native.binding import (
     operator_backward,
     operator_forward,
     release_workspace,
+    smallest_exponent,
+    unknown_fields,
     use_instruction_set,
 )
 
@@ -21,5 +23,7 @@ __all__ = [
     "operator_backward",
     "operator_forward",
     "release_workspace",
+    "smallest_exponent",
+    "unknown_fields",
     "use_instruction_set",
 ]

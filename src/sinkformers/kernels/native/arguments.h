@@ -1,30 +1,42 @@
-// What Python hands over: plain structures, sizes and strides in elements, all pointers the caller's.
+// The arguments of the kernels. Each list below is the one description of a structure: C++ declares it from the list, and
+// Python builds its own from the text that the compiled library states (`sinkformers_structure`), field by field and by name.
 #pragma once
 #include <cstdint>
 
 extern "C" {
-struct Strided {  // element (b, h, i) or (b, h, i, j); unit stride along features
+struct Strided {  // element (b, h, i) or (b, h, i, j), strides in elements; unit stride along features
     void *data;
     int64_t b, h, i, j;
 };
+}
+
+// workspace: bytes that stored kernels may take. masked_bias: a bias at or below means masked. safe_product: a head is
+// unsafe once max u · max v reaches it. Contiguous: out (b, h, n, e), u (b, h, row steps, n), s (b, h, column steps, m),
+// r (b, h, n), safe (b, h) and the gradients; d_bias (b, h, n, m) may be null.
+#define ATTENTION_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                                        \
+    INT(batch) INT(heads) INT(n) INT(m) INT(d) INT(e) INT(n_iters) INT(threads) INT(workspace)                         \
+    STRIDED(query) STRIDED(key) STRIDED(value) STRIDED(bias) STRIDED(entries) STRIDED(queries) STRIDED(keys)           \
+    STRIDED(tau) REAL(scale) REAL(dropout_p) REAL(masked_bias) REAL(safe_product) BITS(seed) INT(l2) INT(drops)        \
+    STRIDED(d_out) DATA(out) DATA(u) DATA(s) DATA(r) BYTES(safe)                                                       \
+    DATA(d_query) DATA(d_key) DATA(d_value) DATA(d_bias) DATA(d_tau)
+
+// Contiguous: scores and weights (batch, n, m), row_weight (batch, n), col_target (batch, m), tau (batch).
+#define OPERATOR_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                                         \
+    INT(batch) INT(n) INT(m) INT(n_iters) INT(threads) REAL(safe_product)                                              \
+    DATA(scores) DATA(row_weight) DATA(col_target) DATA(tau) DATA(d_weights)                                           \
+    DATA(weights) DATA(u) DATA(s) DATA(r) BYTES(safe) DATA(d_scores) DATA(d_tau)
+
+#define DECLARE_INT(name) int64_t name;
+#define DECLARE_REAL(name) double name;
+#define DECLARE_BITS(name) uint64_t name;
+#define DECLARE_STRIDED(name) Strided name;
+#define DECLARE_DATA(name) void *name;
+#define DECLARE_BYTES(name) uint8_t *name;
+extern "C" {
 struct AttentionArguments {
-    int64_t batch, heads, n, m, d, e, n_iters, threads, workspace;  // workspace: bytes that stored kernels may take
-    Strided query, key, value, bias, entries, queries, keys, tau;
-    double scale, dropout, bias_floor;  // a bias at or below the floor is a mask
-    uint64_t seed;
-    int64_t l2, drops;
-    Strided d_out;
-    // contiguous: out (b, h, n, e), u (b, h, rows, n), s (b, h, cols, m), r (b, h, n), safe (b, h)
-    void *out, *u, *s, *r;
-    uint8_t *safe;
-    void *d_query, *d_key, *d_value, *d_bias, *d_tau;  // contiguous; d_bias (b, h, n, m) may be null
+    ATTENTION_FIELDS(DECLARE_INT, DECLARE_REAL, DECLARE_BITS, DECLARE_STRIDED, DECLARE_DATA, DECLARE_BYTES)
 };
 struct OperatorArguments {
-    int64_t batch, n, m, n_iters, threads;
-    const void *scores, *row_weight, *col_target, *tau;  // contiguous (batch, n, m), (batch, n), (batch, m), (batch)
-    const void *d_weights;
-    void *weights, *u, *s, *r;
-    uint8_t *safe;
-    void *d_scores, *d_tau;
+    OPERATOR_FIELDS(DECLARE_INT, DECLARE_REAL, DECLARE_BITS, DECLARE_STRIDED, DECLARE_DATA, DECLARE_BYTES)
 };
 }

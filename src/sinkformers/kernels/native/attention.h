@@ -104,7 +104,7 @@ template <class T> struct Head {
     // ---- who takes part, and the packed copies ------------------------------------------------------------------------
     bool taking_part(int i, int j) const {
         if (args.entries.data && !at<const uint8_t>(args.entries)[i * args.entries.i + j * args.entries.j]) return false;
-        if (args.bias.data && at<const T>(args.bias)[i * args.bias.i + j * args.bias.j] <= (T)args.bias_floor) return false;
+        if (args.bias.data && at<const T>(args.bias)[i * args.bias.i + j * args.bias.j] <= (T)args.masked_bias) return false;
         return true;
     }
     void find_participants() {
@@ -234,7 +234,7 @@ template <class T> struct Head {
         else for (int i = from; i < until; i++) all[places[i]] = from_ours[i];
     }
     void drop_rows(int i0, int rows) const {
-        const Dropout dropout(args.seed, index, args.dropout);
+        const Dropout dropout(args.seed, index, args.dropout_p);
         for (int i = 0; i < rows; i++) dropout.row<T>(row_at[i0 + i], col_at, live_m, cols, drop + (size_t)i * ld);
     }
     // The kernel's rows under dropout, where products with the values want them.

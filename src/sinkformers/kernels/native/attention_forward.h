@@ -24,7 +24,7 @@ template <class T> struct Forward : Head<T> {
     }
     // Whether max u · max v stayed in range at every step, and v∘V leaves room for a sum. NaN did not.
     bool safe() const {
-        const T limit = sizeof(T) == 4 ? (T)1e30 : (T)1e280;
+        const T limit = (T)this->args.safe_product;
         T u = 0, v = 1;
         for (int step = 0; step < this->args.n_iters; step++) {
             T &top = step % 2 ? v : u;

@@ -1,39 +1,44 @@
 """The C interface of the compiled kernels, seen from torch: tensors in, tensors out.
 
 The library is built with the package and knows nothing of torch; it gets pointers, sizes and strides. Where it was not
-built, `missing` says why, and nobody calls the rest.
+built, `missing` says why, and the rest is not called.
 """
 
 import ctypes
-import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinkformers.kernels.native.structures import AttentionArguments, OperatorArguments, Structure, disagreement
+from sinkformers.kernels.native.structures import Structure, stated_structures
 
-# What the kernels may keep as exponentiated scores, in all threads together; beyond it each pass makes them again.
+# What the kernels may keep as exponentiated scores, in all threads together; beyond it each pass recomputes them.
 WORKSPACE_BYTES = 64 * 2**20
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
-def _load() -> ctypes.CDLL | str:
+class _Library:
+    """The loaded library and its structures."""
+
+    def __init__(self, functions: ctypes.CDLL, attention: type[Structure], operator: type[Structure]) -> None:
+        self.functions, self.attention, self.operator = functions, attention, operator
+
+
+def _load() -> _Library | str:
     """The library, or why there is none. torch is loaded already, so that both share one OpenMP."""
     import sinkformers.kernels.native as package
 
     found = [path for folder in package.__path__ for path in [Path(folder) / "sinkformers_native.so"] if path.exists()]
     if not found:
-        return "it was not built with the package; install a C++ compiler (g++ or clang) and reinstall sinkformers"
+        return "they were not built with the package; install a C++ compiler (g++ or clang) and reinstall sinkformers"
     try:
-        library = ctypes.CDLL(str(found[0]))
+        functions = ctypes.CDLL(str(found[0]))
     except OSError as error:
-        return f"it could not be loaded: {error}"
-    reason = disagreement(library)
-    if reason:
-        warnings.warn(f"sinkformers: the compiled CPU kernels are not used: {reason}.", RuntimeWarning, stacklevel=2)
-    return reason or library
+        return f"they could not be loaded: {error}"
+    stated = stated_structures(functions)
+    return stated if isinstance(stated, str) else _Library(functions, *stated)
 
 
 _LIBRARY = _load()
@@ -45,25 +50,35 @@ def missing() -> str | None:
     return _MISSING
 
 
-def _loaded() -> ctypes.CDLL:
+def _loaded() -> _Library:
     assert not isinstance(_LIBRARY, str), _LIBRARY
     return _LIBRARY
 
 
+def smallest_exponent(dtype: torch.dtype) -> float:
+    """The exponent below which the kernels take exp for zero."""
+    return _loaded().functions.sinkformers_smallest_exponent(dtype == torch.float64)
+
+
+def unknown_fields(names: Iterable[str]) -> list[str]:
+    """Those of the given tensors that the attention kernels do not read."""
+    return [name for name in names if name not in _loaded().attention.names()]
+
+
 def instruction_set() -> str:
-    """The instruction set in use: the best that this processor has, unless told otherwise."""
-    return INSTRUCTION_SETS[_loaded().sinkformers_level()]
+    """The instruction set in use: the best that this processor has, unless `use_instruction_set` chose another."""
+    return INSTRUCTION_SETS[_loaded().functions.sinkformers_level()]
 
 
 def use_instruction_set(name: str) -> str:
     """Use a lesser instruction set, to test or to compare; returns the one in use."""
-    return INSTRUCTION_SETS[_loaded().sinkformers_set_level(INSTRUCTION_SETS.index(name))]
+    return INSTRUCTION_SETS[_loaded().functions.sinkformers_set_level(INSTRUCTION_SETS.index(name))]
 
 
 def release_workspace() -> None:
-    """Give back the memory that the kernels keep between calls."""
+    """Free the memory that the kernels keep between calls."""
     if missing() is None:
-        _loaded().sinkformers_release()
+        _loaded().functions.sinkformers_release()
 
 
 def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
@@ -76,160 +91,133 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
     return tensor.reshape(*tensor.shape[: len(lead)], *(1,) * (2 - len(lead)), *rest)
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    entries: Tensor | None,
-    queries: Tensor | None,
-    keys: Tensor | None,
-    tau: Tensor | None,
-    seed: int | None,
-    n_iters: int,
-    scale: float,
-    l2: bool,
-    dropout_p: float,
-) -> AttentionArguments:
-    """The structure for a call, with its inputs."""
+def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]) -> Structure:
+    """The structure for a call, with its inputs: every tensor and every number goes into the field of its name."""
+    query = tensors["query"]
+    assert query is not None
     lead, dtype = query.shape[:-2], query.dtype
-    q, k, v = (_lead_of_two(x, lead) for x in (query, key, value))
+    laid_out = {name: _lead_of_two(x, lead) for name, x in tensors.items() if x is not None}
+    q, k, v = (laid_out.pop(name) for name in ("query", "key", "value"))
     batch, heads, n, d = q.shape
-    args = AttentionArguments(
-        batch=batch,
-        heads=heads,
-        n=n,
-        m=k.shape[2],
-        d=d,
-        e=v.shape[3],
-        n_iters=n_iters,
-        threads=torch.get_num_threads(),
-        workspace=WORKSPACE_BYTES,
-        scale=scale,
-        dropout=dropout_p,
-        bias_floor=0.0 if bias is None else torch.finfo(bias.dtype).min / 2,
-        seed=0 if seed is None else seed,
-        l2=l2,
-        drops=seed is not None,
-    )
+    args = _loaded().attention(
+        batch=batch, heads=heads, n=n, m=k.shape[2], d=d, e=v.shape[3],
+        threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES, **settings,
+    )  # fmt: skip
     args.read_tokens(query=q, key=k, value=v)
-    others = {"bias": bias, "entries": entries, "queries": queries, "keys": keys, "tau": tau}
-    for name, tensor in others.items():
-        if tensor is not None:
-            tensor = tensor if tensor.dtype == torch.bool else tensor.to(dtype)
-            args.read_strided(**{name: _lead_of_two(tensor, lead)})
+    for name, tensor in laid_out.items():
+        args.read_strided(**{name: tensor if tensor.dtype == torch.bool else tensor.to(dtype)})
     return args
 
 
 def _call(name: str, args: Structure, dtype: torch.dtype) -> None:
-    if getattr(_loaded(), f"sinkformers_{name}")(ctypes.byref(args), dtype == torch.float64):
+    if getattr(_loaded().functions, f"sinkformers_{name}")(ctypes.byref(args), dtype == torch.float64):
         raise MemoryError("sinkformers: the native kernels could not get their workspace.")
 
 
 def attention_forward(
-    query: Tensor, key: Tensor, value: Tensor, *others: Any, n_iters: int, **settings: Any
+    tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output (…, n, e), scalings u (…, rows, n), column sums s (…, cols, m), row maxima r (…, n), and safe (…).
 
-    Where `safe` is False the scalings left the floating-point range, and the output of that matrix is not to be used.
+    `tensors` holds query, key and value, and what else the structure takes, by name; `settings` holds its numbers.
+    Where `safe` is False the scalings left the floating-point range, and the output of that matrix must not be used.
     """
-    (*lead, n, _), m, e = query.shape, key.shape[-2], value.shape[-1]
+    query, key, value = _tokens(tensors)
+    (*lead, n, _), m, e, n_iters = query.shape, key.shape[-2], value.shape[-1], settings["n_iters"]
     shapes = ((n, e), ((n_iters + 1) // 2, n), (n_iters // 2, m), (n,))
     out, u, s, r = (query.new_empty((*lead, *shape)) for shape in shapes)
     safe = query.new_empty(lead, dtype=torch.bool)
     if safe.numel():
-        args = _attention(query, key, value, *others, n_iters=n_iters, **settings)
+        args = _attention(tensors, settings)
         args.write(out=out, u=u, s=s, r=r, safe=safe)
         _call("attention_forward", args, query.dtype)
     return out, u, s, r, safe
 
 
 def attention_backward(
+    tensors: Mapping[str, Tensor | None],
+    settings: Mapping[str, Any],
+    *,
     d_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *others: Any,
-    saved: tuple[Tensor, Tensor, Tensor, Tensor],
-    wants_bias: bool,
-    **settings: Any,
+    saved: Mapping[str, Tensor],
+    needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of query, key, value, of the bias (…, n, m) if wanted and of tau (…), and safe (…).
+    """Gradients of query, key, value, of the bias (…, n, m) if needed and of tau (…), and safe (…).
 
     `saved` is what the forward pass returned, without `safe`: out, u, s, r.
     """
+    query, key, value = _tokens(tensors)
     lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
     d_query, d_key, d_value = (x.new_empty(x.shape) for x in (query, key, value))
-    d_bias = query.new_empty((*lead, n, m)) if wants_bias else None
+    d_bias = query.new_empty((*lead, n, m)) if needs_bias else None
     d_tau, safe = query.new_empty(lead), query.new_empty(lead, dtype=torch.bool)
     if safe.numel():
-        args = _attention(query, key, value, *others, **settings)
+        args = _attention(tensors, settings)
         args.read_tokens(d_out=_lead_of_two(d_out, lead))
-        out, u, s, r = saved
-        args.read(out=out, u=u, s=s, r=r)
+        args.read(**saved)
         args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_tau=d_tau, safe=safe)
         _call("attention_backward", args, query.dtype)
     return d_query, d_key, d_value, d_bias, d_tau, safe
 
 
-# Matrices up to this size, without masses, are dealt to the lanes of a vector, and keep nothing for backward.
+def _tokens(tensors: Mapping[str, Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = (tensors[name] for name in ("query", "key", "value"))
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    return query, key, value
+
+
+# Matrices up to this size, without masses, are distributed over the lanes of a vector, and keep nothing for backward.
 TINY = 16
 
 
-def _operator(
-    scores: Tensor, row_weight: Tensor | None, col_target: Tensor | None, tau: Tensor | None, n_iters: int
-) -> OperatorArguments:
+def _operator(scores: Tensor, n_iters: int, safe_product: float, **tensors: Tensor | None) -> Structure:
     *_, n, m = scores.shape
-    batch = scores.numel() // (n * m)
-    args = OperatorArguments(batch=batch, n=n, m=m, n_iters=n_iters, threads=torch.get_num_threads())
-    args.read(scores=scores, row_weight=row_weight, col_target=col_target, tau=tau)
+    args = _loaded().operator(
+        batch=scores.numel() // (n * m), n=n, m=m, n_iters=n_iters, threads=torch.get_num_threads(),
+        safe_product=safe_product,
+    )  # fmt: skip
+    args.read(scores=scores, **tensors)
     return args
 
 
 def operator_forward(
-    scores: Tensor,
-    row_weight: Tensor | None,
-    col_target: Tensor | None,
-    tau: Tensor | None,
-    n_iters: int,
-    *,
-    tiny: bool,
+    scores: Tensor, *, n_iters: int, tiny: bool, safe_product: float, **tensors: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Weights (…, n, m), u (…, rows, n), s (…, cols, m), r (…, n) and safe (…); no vectors where `tiny`.
 
-    All tensors are contiguous and of the scores' dtype; scores are minus infinity where masked. Without row weights and
-    column targets, columns aim at (rows taking part)/(columns taking part).
+    `tensors` are row_weight (…, n), col_target (…, m) and tau (…), all of the scores' dtype; scores are minus infinity
+    where masked. Without row weights and column targets, columns aim at (valid rows)/(valid columns).
     """
     *lead, n, m = scores.shape
     weights, safe = scores.new_empty(scores.shape), scores.new_empty(lead, dtype=torch.bool)
     rows, cols, maxima = (0, 0, 0) if tiny else ((n_iters + 1) // 2, n_iters // 2, n)
     u, s, r = (scores.new_empty((*lead, *shape)) for shape in ((rows, n), (cols, m), (maxima,)))
     if safe.numel():
-        args = _operator(scores, row_weight, col_target, tau, n_iters)
+        args = _operator(scores, n_iters, safe_product, **tensors)
         args.write(weights=weights, u=u, s=s, r=r, safe=safe)
         _call("tiny_forward" if tiny else "operator_forward", args, scores.dtype)
     return weights, u, s, r, safe
 
 
 def operator_backward(
-    d_weights: Tensor,
     scores: Tensor,
-    row_weight: Tensor | None,
-    col_target: Tensor | None,
-    tau: Tensor | None,
-    n_iters: int,
     *,
-    saved: tuple[Tensor, Tensor, Tensor],
+    n_iters: int,
     tiny: bool,
+    safe_product: float,
+    d_weights: Tensor,
+    saved: Mapping[str, Tensor],
+    **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the scores (…, n, m) and of tau (…), and safe (…). `saved` is u, s, r of the forward pass."""
     lead = scores.shape[:-2]
     d_scores, d_tau = scores.new_empty(scores.shape), scores.new_empty(lead)
     safe = scores.new_empty(lead, dtype=torch.bool)
     if safe.numel():
-        args = _operator(scores, row_weight, col_target, tau, n_iters)
-        u, s, r = saved
-        args.read(d_weights=d_weights, u=u, s=s, r=r)
+        args = _operator(scores, n_iters, safe_product, **tensors)
+        args.read(d_weights=d_weights, **saved)
         args.write(d_scores=d_scores, d_tau=d_tau, safe=safe)
         _call("tiny_backward" if tiny else "operator_backward", args, scores.dtype)
     return d_scores, d_tau, safe

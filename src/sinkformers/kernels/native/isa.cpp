@@ -49,6 +49,7 @@ template <class T> static void tiny_matrices(const OperatorArguments &args, cons
     tiny_groups<T, 0, 0>(args, share);
 }
 extern const Kernels kernels = {
+    {SMALLEST_EXPONENT<float>, SMALLEST_EXPONENT<double>},
     {attention_bytes<float>, attention_bytes<double>},
     {attention_heads<float>, attention_heads<double>},
     {operator_bytes<float>, operator_bytes<double>},

@@ -16,6 +16,7 @@ struct Share {
 constexpr int TINY_PORTION = 512;
 
 struct Kernels {  // [0] float, [1] double
+    double smallest_exponent[2];
     size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, bool stored);
     void (*attention_heads[2])(const AttentionArguments &, const Share &);
     size_t (*operator_bytes[2])(const OperatorArguments &, int size, bool backward);

@@ -160,12 +160,21 @@ EXPORT int sinkformers_operator_forward(const OperatorArguments *args, int is_do
 EXPORT int sinkformers_operator_backward(const OperatorArguments *args, int is_double) { return normalize(*args, is_double, true); }
 EXPORT int sinkformers_tiny_forward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, false); }
 EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, true); }
-// What the binding compares with its own before it calls anything: the number of the interface, raised with every change of a
-// structure or of a field's meaning, and the sizes of the structures.
-EXPORT int sinkformers_interface(int part) {
-    const int parts[] = {2, sizeof(Strided), sizeof(AttentionArguments), sizeof(OperatorArguments)};
-    return part < 4 ? parts[part] : -1;
+// What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning, the
+// fields of the structures with their kinds, their sizes, and the constants that are compiled in.
+EXPORT int sinkformers_interface() { return 3; }
+#define STATE_INT(name) "int " #name "\n"
+#define STATE_REAL(name) "real " #name "\n"
+#define STATE_BITS(name) "bits " #name "\n"
+#define STATE_STRIDED(name) "strided " #name "\n"
+#define STATE_DATA(name) "data " #name "\n"
+#define STATE_BYTES(name) "data " #name "\n"
+EXPORT const char *sinkformers_structure(int which) {
+    return which ? OPERATOR_FIELDS(STATE_INT, STATE_REAL, STATE_BITS, STATE_STRIDED, STATE_DATA, STATE_BYTES)
+                 : ATTENTION_FIELDS(STATE_INT, STATE_REAL, STATE_BITS, STATE_STRIDED, STATE_DATA, STATE_BYTES);
 }
+EXPORT int sinkformers_size(int which) { return which ? sizeof(OperatorArguments) : sizeof(AttentionArguments); }
+EXPORT double sinkformers_smallest_exponent(int is_double) { return chosen().smallest_exponent[is_double]; }
 EXPORT int sinkformers_level() { return level; }
 EXPORT int sinkformers_set_level(int wanted) { return level = wanted < best_level() ? wanted : best_level(); }
 EXPORT void sinkformers_release() {

@@ -146,7 +146,7 @@ template <class T> struct MatrixForward : Matrix<T> {
     }
     // Whether max u · max v stayed in range, and no column that takes part has sunk to a sum of zero. NaN is not safe.
     bool safe() const {
-        const T limit = sizeof(T) == 4 ? (T)1e30 : (T)1e280;
+        const T limit = (T)this->args.safe_product;
         T u = 0, v = 1;
         bool any = false;
         for (int i = 0; i < this->n && !any; i++) any = this->saved(this->args.u, this->rows_steps, 0, this->n)[i] != 0;

@@ -117,6 +117,8 @@ template <class T, int G = LANES<T> / 2> static inline void transpose(Vec<T> *x)
 }
 #undef SHUFFLE
 
+// exp is an exact zero below these; Python compares them with its own when it loads the library.
+template <class T> constexpr T SMALLEST_EXPONENT = sizeof(T) == 4 ? (T)-87 : (T)-708;
 // exp for arguments up to 0: within 2 ulp, an exact zero where the result would be denormal, NaN for NaN.
 static inline Vec<float> exponential(Vec<float> x) {
     const Vec<float> magic = splat(12582912.f), t = x * splat(1.44269504f) + magic, k = t - magic;
@@ -129,7 +131,7 @@ static inline Vec<float> exponential(Vec<float> x) {
     p = p * r + splat(5.0000001201e-1f);
     p = p * r * r + r + splat(1.f);
     const Vec<float> y = p * (Vec<float>)(((Simd<float>::I)t + 127) << 23);
-    return x < splat(-87.f) ? Vec<float>{} : y;
+    return x < splat(SMALLEST_EXPONENT<float>) ? Vec<float>{} : y;
 }
 static inline Vec<double> exponential(Vec<double> x) {
     const Vec<double> magic = splat(6755399441055744.0), t = x * splat(1.4426950408889634074) + magic, k = t - magic;
@@ -139,7 +141,7 @@ static inline Vec<double> exponential(Vec<double> x) {
                                             1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0};
     FLATTEN for (double c : inverse_factorial) p = p * r + splat(c);
     const Vec<double> y = p * (Vec<double>)(((Simd<double>::I)t + 1023) << 52);
-    return x < splat(-708.0) ? Vec<double>{} : y;
+    return x < splat(SMALLEST_EXPONENT<double>) ? Vec<double>{} : y;
 }
 
 // What a tile starts from and what becomes of it.

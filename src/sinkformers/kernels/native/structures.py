@@ -1,16 +1,18 @@
 """The structures of `arguments.h`, each the owner of the tensors whose addresses it holds.
 
-An address is taken in one place only, `Structure._address`, and the tensor it belongs to lives as long as
-the structure. The kernels get the structure, so nothing they read or write can be freed before they return.
+Their fields are those that the compiled library states, so that the two cannot disagree about a layout. An address is
+taken in one place only, `Structure._address`, and the tensor it belongs to lives as long as the structure. The kernels
+get the structure, so nothing they read or write can be freed before they return.
 """
 
 import ctypes
+import functools
 from typing import Any
 
 from torch import Tensor
 
-# Raised with every change of a structure or of what one of its fields means; `library.cpp` states the same number.
-INTERFACE = 2
+# Raised with every change of what a field means; `library.cpp` states the same number.
+INTERFACE = 3
 
 _int = ctypes.c_int64
 _pointer = ctypes.c_void_p
@@ -23,15 +25,29 @@ class Strided(ctypes.Structure):
     _fields_ = [("data", _pointer), *((name, _int) for name in "bhij")]
 
 
+_KINDS = {"int": _int, "real": _real, "bits": ctypes.c_uint64, "strided": Strided, "data": _pointer}
+
+
 class Structure(ctypes.Structure):
     """Arguments of a kernel. The methods below set tensors and keep them alive; None leaves a null pointer."""
 
     def __init__(self, **numbers: Any) -> None:
+        object.__setattr__(self, "_tensors", [])
         super().__init__(**numbers)
-        self._tensors: list[Tensor] = []
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field; a name that the library does not state raises, where ctypes would ignore it."""
+        if name not in self.names():
+            raise AttributeError(f"sinkformers: the compiled kernels have no argument {name!r}.")
+        super().__setattr__(name, value)
+
+    @classmethod
+    @functools.cache
+    def names(cls) -> frozenset[str]:
+        return frozenset(name for name, _ in cls._fields_)  # pyright: ignore
 
     def _address(self, tensor: Tensor) -> int:
-        self._tensors.append(tensor)
+        self._tensors.append(tensor)  # pyright: ignore[reportAttributeAccessIssue]
         return tensor.data_ptr()
 
     def write(self, **tensors: Tensor | None) -> None:
@@ -69,41 +85,28 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg()
 
 
-class AttentionArguments(Structure):
-    _fields_ = [
-        *((name, _int) for name in ["batch", "heads", "n", "m", "d", "e", "n_iters", "threads", "workspace"]),
-        *((name, Strided) for name in ["query", "key", "value", "bias", "entries", "queries", "keys", "tau"]),
-        *((name, _real) for name in ["scale", "dropout", "bias_floor"]),
-        ("seed", ctypes.c_uint64),
-        *((name, _int) for name in ["l2", "drops"]),
-        ("d_out", Strided),
-        *(
-            (name, _pointer)
-            for name in ["out", "u", "s", "r", "safe", "d_query", "d_key", "d_value", "d_bias", "d_tau"]
-        ),
-    ]
+def structure(name: str, text: str) -> type[Structure]:
+    """The structure that a library states: one field per line, its kind and its name."""
+    fields = [(field, _KINDS[kind]) for kind, field in (line.split() for line in text.splitlines())]
+    return type(name, (Structure,), {"_fields_": fields})
 
 
-class OperatorArguments(Structure):
-    _fields_ = [
-        *((name, _int) for name in ["batch", "n", "m", "n_iters", "threads"]),
-        *((name, _pointer) for name in ["scores", "row_weight", "col_target", "tau", "d_weights"]),
-        *((name, _pointer) for name in ["weights", "u", "s", "r", "safe", "d_scores", "d_tau"]),
-    ]
-
-
-def disagreement(library: ctypes.CDLL) -> str | None:
-    """Why a compiled library cannot be called with these structures, or None where it can."""
+def stated_structures(library: ctypes.CDLL) -> tuple[type[Structure], type[Structure]] | str:
+    """The structures of attention and of the operator as a compiled library states them, or why it cannot be called."""
     remedy = "reinstall sinkformers, so that both are built from the same sources"
+    different = "it was built from other sources than this Python package"
     try:
-        stated = library.sinkformers_interface
+        library.sinkformers_structure.restype = ctypes.c_char_p
+        library.sinkformers_smallest_exponent.restype = ctypes.c_double
+        number = library.sinkformers_interface()
     except AttributeError:
-        return f"it was built from other sources than this Python package, and states no interface; {remedy}"
-    expected = (INTERFACE, *(ctypes.sizeof(kind) for kind in (Strided, AttentionArguments, OperatorArguments)))
-    found = tuple(stated(part) for part in range(len(expected)))
-    if found == expected:
-        return None
-    return (
-        "it was built from other sources than this Python package (interface and sizes of its structures are "
-        f"{found}, expected {expected}); {remedy}"
-    )
+        return f"{different}, and states no interface; {remedy}"
+    if number != INTERFACE:
+        return f"{different} (interface {number}, expected {INTERFACE}); {remedy}"
+    names = ("AttentionArguments", "OperatorArguments")
+    attention, operator = (structure(name, library.sinkformers_structure(at).decode()) for at, name in enumerate(names))
+    for at, kind in enumerate((attention, operator)):
+        if ctypes.sizeof(kind) != library.sinkformers_size(at):
+            sizes = f"{names[at]} takes {library.sinkformers_size(at)} bytes, not {ctypes.sizeof(kind)}"
+            return f"{different} ({sizes}); {remedy}"
+    return attention, operator

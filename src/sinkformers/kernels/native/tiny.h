@@ -95,7 +95,7 @@ template <class T, int N, int M> struct Lanes {
     }
     // Whether Σu · Σv stayed in range; as they are positive it bounds every product, and NaN shows in it.
     void watch(V sum_u, V sum_v) {
-        const T limit = sizeof(T) == 4 ? (T)1e30 : (T)1e280;
+        const T limit = (T)args.safe_product;
         wrong |= ~(sum_u * sum_v < splat(limit));
     }
     void iterate() {

@@ -1,7 +1,7 @@
-"""Who takes part in a call of attention, as the kernels ask for it: per entry where need be, and always per line.
+"""The combined masks of an attention call: per entry where needed, and always per row and column.
 
-Masking equals deletion: a row or column takes part if one entry of it is left, and the target of the column sums, rows
-over columns, counts those lines only.
+Masking equals deletion: a row or column is valid if one entry of it is, and the target of the column sums, rows over
+columns, counts valid rows and columns only.
 """
 
 import math
@@ -15,13 +15,13 @@ from sinkformers.kernels.triton.forward import lines_left
 from sinkformers.kernels.triton.operands import Mask, counted, strided
 
 
-class Call(NamedTuple):
+class Shared(NamedTuple):
     """What the passes of one call share."""
 
     mask: Mask
     n: int
     m: int
-    log_rho: Tensor  # (heads,): log of rows over columns taking part
+    log_rho: Tensor  # (heads,): log of valid rows over valid columns
     tau: Tensor | None  # (heads,)
     heads: int
     n_rows: int  # row steps
@@ -35,22 +35,13 @@ class Call(NamedTuple):
         return (self.heads * triton.cdiv(self.m, meta["COLS"]),)
 
 
-def prepare(
-    query: Tensor,
-    key: Tensor,
-    bias: Tensor | None,
-    entries: Tensor | None,
-    queries: Tensor | None,
-    keys: Tensor | None,
-    tau: Tensor | None,
-    n_iters: int,
-) -> Call:
+def prepare(call: Any, masked_bias: float) -> Shared:
     """Combine the masks: vectors, and where one of them is a matrix, a pass over it for rows and one for columns."""
+    query, key, bias, entries, tau = call.query, call.key, call.bias, call.entries, call.tau
     lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = math.prod(lead)
-    rows, cols = _present(queries, keys, lead, n, m)
-    lowest = 0.0 if bias is None else torch.finfo(bias.dtype).min / 2
-    mask = Mask(strided(bias, lead), strided(entries, lead), rows, cols, lowest, counted(lead))
+    rows, cols = _present(call.queries, call.keys, lead, n, m)
+    mask = Mask(strided(bias, lead), strided(entries, lead), rows, cols, masked_bias, counted(lead))
     if bias is not None or entries is not None:
         mask = mask._replace(rows=_left(mask, heads, n, m, query), cols=_left(_transposed(mask), heads, m, n, query))
     if mask.rows is None:
@@ -59,7 +50,7 @@ def prepare(
         n_live, m_live = (lines.sum(-1).clamp_min(1) for lines in (mask.rows, mask.cols))
         log_rho = (n_live / m_live).log()
     tau = None if tau is None else tau.expand(lead).reshape(heads).float().resolve_neg().contiguous()
-    return Call(mask, n, m, log_rho, tau, heads, (n_iters + 1) // 2, n_iters // 2)
+    return Shared(mask, n, m, log_rho, tau, heads, (call.n_iters + 1) // 2, call.n_iters // 2)
 
 
 def _present(

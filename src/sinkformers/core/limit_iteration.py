@@ -1,7 +1,7 @@
-"""`sinkformers::limit`: Sinkhorn until the marginals hold, each matrix for itself, and the implicit gradient.
+"""Sinkhorn until the marginals hold, each matrix by itself.
 
-The kernel `exp(C − r − c)` is made once, and again only when the scalings of a matrix have drifted far: they are then
-absorbed into the shifts, so that scores of any size stay within the floating-point range.
+The kernel `exp(C − r − c)` is computed once, and again only when the scalings of a matrix have drifted far: they are
+then absorbed into the shifts, so that scores of any size stay within the floating-point range.
 
 Where tau is 1 the limit is known by its column sums. Where it is less it is the fixed point of the map `g ↦ F(g)` that
 a row step and a column step make of the column potentials. In the spread of g, its largest entry less its smallest, F
@@ -10,16 +10,12 @@ is a contraction by tau: log-sum-exp is one by 1, and the column step multiplies
 quarter of that at most. Constants cancel in the weights, each connected component of the support having its own.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from sinkformers.core import implicit
-from sinkformers.core.kernel_domain import BLOCK, apply, exponentiate
-from sinkformers.core.operators import MaybeTensor, reduce_to
-from sinkformers.core.problem import Problem, pose, working_dtype
-from sinkformers.core.registration import differentiable, full_precision, not_differentiable, register_vmap
+from sinkformers.core.kernel_domain import apply, exponentiate
+from sinkformers.core.problem import Problem
+from sinkformers.core.ranges import BLOCK
 
 # Scalings are absorbed once max u · max v leaves [1/DRIFT, DRIFT].
 DRIFT = 1e10
@@ -67,7 +63,7 @@ def _kernel(problem: Problem, r: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Run:
-    """The matrices still under way: (k, n, m), with their place in the batch."""
+    """The matrices that have not converged: (k, n, m), with their place in the batch."""
 
     def __init__(self, problem: Problem, tau: Tensor | None) -> None:
         self.place = torch.arange(problem.scores.shape[0], device=problem.scores.device)
@@ -121,7 +117,7 @@ class _Run:
         return self.kernel * self.u[..., None] * self.v[..., None, :]
 
     def absorb(self) -> None:
-        """Take the kernel anew around the potentials reached, for the matrices that have drifted."""
+        """Compute the kernel again around the potentials reached, for the matrices that have drifted."""
         reach = self.u.amax(-1) * self.v.amax(-1)
         far = ((reach > DRIFT) | (reach < 1 / DRIFT)) & self.problem.rows.any(-1)
         if not far.any():
@@ -143,7 +139,7 @@ class _Run:
             setattr(self, name, value if value is None else value[which])
 
 
-def _converge(problem: Problem, tau: Tensor | None, tol: Tensor, max_iters: int) -> tuple[Tensor, ...]:
+def converge(problem: Problem, tau: Tensor | None, tol: Tensor, max_iters: int) -> tuple[Tensor, ...]:
     """Weights, column excess, residual, iterations and converged, for matrices (k, n, m)."""
     run = _Run(problem, tau)
     weights, excess = torch.empty_like(problem.scores), problem.target.new_empty(problem.target.shape)
@@ -168,83 +164,7 @@ def _converge(problem: Problem, tau: Tensor | None, tol: Tensor, max_iters: int)
                 break
             if going.sum() <= going.numel() / 2:  # copying the rest pays once half of the batch stands still
                 run.keep(going)
-    # The kernel was made anew around rounded potentials where they drifted far; rows sum to 1 all the same.
+    # Where potentials drifted far the kernel was computed around rounded ones; rows sum to 1 all the same.
     weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
     weights.masked_fill_(problem.scores == -torch.inf, 0.0)
     return weights, excess, residual, iterations, residual <= tol
-
-
-@torch.library.custom_op("sinkformers::limit", mutates_args=())
-@full_precision
-def limit_operator(
-    scores: Tensor,
-    mask: MaybeTensor,
-    row_mass: MaybeTensor,
-    col_mass: MaybeTensor,
-    tau: MaybeTensor,
-    tol: float,
-    max_iters: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *lead, n, m = scores.shape
-    problem = pose(scores, mask, row_mass, col_mass)
-    flat = problem._replace(scores=problem.shifted()).map(lambda part: part.reshape(-1, *part.shape[len(lead) :]))
-    tau = tau if tau is None else tau.to(flat.scores).expand(lead).reshape(-1)
-    goal = tolerance(tol, tau, flat.target[..., 0], n, m)
-    parts = _converge(flat, tau, goal, max_iters)
-    weights, excess, residual, iterations, converged = (part.reshape((*lead, *part.shape[1:])) for part in parts)
-    return weights, excess, residual, iterations, converged
-
-
-@limit_operator.register_fake
-def _(scores, mask, row_mass, col_mass, tau, tol, max_iters):
-    *lead, _, m = scores.shape
-    weights = scores.new_empty(scores.shape, dtype=working_dtype(scores.dtype))
-    info = [weights.new_empty(lead, dtype=dtype) for dtype in (weights.dtype, torch.int64, torch.bool)]
-    return weights, weights.new_empty(*lead, m), *info
-
-
-@torch.library.custom_op("sinkformers::limit_backward", mutates_args=())
-@full_precision
-def limit_backward_operator(
-    d_weights: Tensor,
-    weights: Tensor,
-    excess: Tensor,
-    mask: MaybeTensor,
-    row_mass: MaybeTensor,
-    col_mass: MaybeTensor,
-    tau: MaybeTensor,
-) -> tuple[Tensor, Tensor]:
-    # Only the row weights are read; weights that underflowed to zero take part all the same, as the masses say.
-    weight = pose(torch.zeros_like(weights), mask, row_mass, col_mass).weight
-    tau = tau if tau is None else tau.to(weights)
-    # NaN must not meet the zero of an entry that is out: neither one that comes in there, nor one that takes part.
-    out = weights == 0
-    grad, d_tau = implicit.gradient(weights, d_weights.masked_fill(out, 0.0), weight, tau, excess)
-    grad = grad.masked_fill(out, 0.0)
-    return grad, weights.new_zeros(weights.shape[:-2]) if d_tau is None else d_tau
-
-
-@limit_backward_operator.register_fake
-def _(d_weights, weights, excess, mask, row_mass, col_mass, tau):
-    return torch.empty_like(weights), weights.new_empty(weights.shape[:-2])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.dtype = inputs[0].dtype
-    ctx.save_for_backward(*output[:2], *inputs[1:5])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, d_weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    if d_weights is None:
-        return (None,) * 7
-    *saved, tau = ctx.saved_tensors
-    d_scores, d_tau = limit_backward(d_weights, *saved, tau)
-    d_tau = reduce_to(d_tau, tau, ctx.needs_input_grad[4])
-    return d_scores.to(ctx.dtype), None, None, None, d_tau, None, None
-
-
-register_vmap(limit_operator)
-register_vmap(limit_backward_operator)
-limit = differentiable(limit_operator, _save, _backward)
-limit_backward = not_differentiable(limit_backward_operator)

@@ -1,0 +1,73 @@
+"""Attention by the compiled CPU kernels; heads whose scalings leave their range are recomputed in torch."""
+
+from typing import Any
+
+from torch import Tensor
+
+from sinkformers.attention import log_domain
+from sinkformers.attention.backends.torch import implicit_gradients
+from sinkformers.attention.call import AttentionCall, AttentionResult, Gradients
+from sinkformers.core.backend import Backend
+from sinkformers.core.backends.native import missing_warning, why_not_on
+from sinkformers.core.description import describe
+from sinkformers.core.ranges import SAFE_PRODUCT, masked_bias
+
+
+class Native(Backend):
+    name = "native"
+
+    def why_not(self, call: AttentionCall) -> str | None:
+        return why_not_on(call.query.device) or _unknown_tensors(call)
+
+    def warning(self, call: AttentionCall) -> str | None:
+        return missing_warning(call.query.device)
+
+    def forward(self, call: AttentionCall) -> AttentionResult:
+        from sinkformers.kernels import native
+
+        call = call.in_working_dtype()
+        out, *state, safe = native.attention_forward(*_arguments(call))
+        log_domain.recompute_output(call, out, safe)
+        return AttentionResult(out, *state, safe)
+
+    def backward(
+        self, call: AttentionCall, result: AttentionResult, d_output: Tensor, needed: dict[str, bool]
+    ) -> dict[str, Tensor | None]:
+        from sinkformers.kernels import native
+
+        if call.implicit:
+            return implicit_gradients(call, d_output, needed)
+        call = call.in_working_dtype()
+        d_out = d_output.to(call.query.dtype)
+        saved = {"out": result.out, "u": result.rows, "s": result.cols, "r": result.shift}
+        *found, safe = native.attention_backward(
+            *_arguments(call), d_out=d_out, saved=saved, needs_bias=needed["bias"] and call.bias is not None
+        )
+        grads = Gradients(*found)
+        log_domain.recompute_gradients(call, d_out, grads, safe & result.safe)
+        return grads._asdict()
+
+
+def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+    """The tensors and the numbers of a call, by the names of the kernels' fields."""
+    tensors = {field.name: getattr(call, field.name) for field in describe(AttentionCall).tensors}
+    seed = tensors.pop("seed")
+    settings = {
+        "n_iters": call.n_iters,
+        "scale": call.scale,
+        "l2": call.l2,
+        "dropout_p": call.dropout_p,
+        "drops": seed is not None,
+        "seed": 0 if seed is None else int(seed),
+        "masked_bias": 0.0 if call.bias is None else masked_bias(call.bias.dtype),
+        "safe_product": SAFE_PRODUCT[call.query.dtype],
+    }
+    return tensors, settings
+
+
+def _unknown_tensors(call: AttentionCall) -> str | None:
+    from sinkformers.kernels import native
+
+    given = [field.name for field in describe(AttentionCall).tensors if getattr(call, field.name) is not None]
+    unknown = native.unknown_fields(given)
+    return f"the compiled kernels do not read {', '.join(unknown)}" if unknown else None

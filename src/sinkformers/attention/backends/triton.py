@@ -1,0 +1,71 @@
+"""Attention by the Triton kernels, for GPUs."""
+
+import torch
+from torch import Tensor
+
+from sinkformers.attention.backends.torch import implicit_gradients
+from sinkformers.attention.call import AttentionCall, AttentionResult
+from sinkformers.core.backend import Backend
+from sinkformers.core.backends.triton import why_not_on
+from sinkformers.core.problem import working_dtype
+from sinkformers.core.ranges import masked_bias
+
+MOST_FEATURES = 256
+
+
+class Triton(Backend):
+    """Not taken by `auto`: correct in Triton's interpreter, and compiled for GPUs, but not yet run on one.
+
+    Works in the log domain, whose numbers never leave the floating-point range: all heads are safe.
+    """
+
+    name = "triton"
+    automatic = False
+
+    def why_not(self, call: AttentionCall) -> str | None:
+        d, e = call.query.shape[-1], call.value.shape[-1]
+        if call.query.dtype == torch.float64 or max(d, e) > MOST_FEATURES:
+            return (
+                f"it takes float16, bfloat16 and float32 with up to {MOST_FEATURES} features, and got "
+                f"{call.query.dtype} with {d} and {e}"
+            )
+        return why_not_on(call.query.device)
+
+    def forward(self, call: AttentionCall) -> AttentionResult:
+        from sinkformers.kernels import triton
+
+        out, f, excess = triton.attention_forward(_prepared(call), _masked_bias(call))
+        safe = torch.ones(f.shape[:-2], dtype=torch.bool, device=f.device)
+        return AttentionResult(out, f[..., 1:, :], excess, f[..., 0, :], safe)
+
+    def backward(
+        self, call: AttentionCall, result: AttentionResult, d_output: Tensor, needed: dict[str, bool]
+    ) -> dict[str, Tensor | None]:
+        from sinkformers.kernels import triton
+
+        if call.implicit:
+            return implicit_gradients(call, d_output, needed)
+        call = _prepared(call)
+        f = torch.cat([result.shift[..., None, :], result.rows], -2)
+        grads = triton.attention_backward(
+            call,
+            _masked_bias(call),
+            d_out=d_output.to(call.query.dtype),
+            out=result.out,
+            f=f,
+            excess=result.cols,
+            needs_bias=needed["bias"],
+        )
+        return dict(zip(("query", "key", "value", "bias", "tau"), grads, strict=True))
+
+
+def _prepared(call: AttentionCall) -> AttentionCall:
+    """The kernels read half precision as it is; that would round tokens that are centred."""
+    if call.l2:
+        return call.in_working_dtype()
+    lead, dtype = call.query.shape[:-2], working_dtype(call.query.dtype)
+    return call.change(tau=None if call.tau is None else call.tau.to(call.query.device, dtype).expand(lead))
+
+
+def _masked_bias(call: AttentionCall) -> float:
+    return 0.0 if call.bias is None else masked_bias(call.bias.dtype)

@@ -1,0 +1,104 @@
+"""Backends: objects that compute an operator, in one table per operator.
+
+A table is asked in order: `auto` takes the first backend that serves a call, and one that the user names serves or
+raises its reason not to.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkformers.core import checks
+
+
+class Backend:
+    """One way to compute an operator. Subclass it, and add an instance to the operator's table."""
+
+    name: str
+    automatic = True  # whether "auto" may take it
+    composite = False  # whether `forward` consists of torch's own operations and is differentiated by autograd
+
+    def why_not(self, call: Any) -> str | None:
+        """The reason why this backend cannot serve a call, or None where it can."""
+        raise NotImplementedError
+
+    def forward(self, call: Any) -> Any:
+        """The operator's result. A composite backend returns the output alone, in the dtype of the inputs."""
+        raise NotImplementedError
+
+    def backward(self, call: Any, result: Any, d_output: Tensor, needed: dict[str, bool]) -> dict[str, Tensor | None]:
+        """The gradients by field. They may be larger than the field where that was broadcast.
+
+        `result` is what `forward` returned. Fields that are marked as not saved are None, in the call as in the result.
+        Gradients that are not needed may be left out.
+        """
+        raise NotImplementedError
+
+    def warning(self, call: Any) -> str | None:
+        """What to warn of, once per process, where `auto` passes over this backend; None for nothing."""
+        return None
+
+    def traced(self, call: Any) -> "Backend | None":
+        """What compiled graphs hold of this backend instead of the operator, or None for the operator itself."""
+        return None
+
+    def revision(self) -> str:
+        """What distinguishes the traced form from that of other versions, in graphs that torch keeps on disk."""
+        return ""
+
+
+class Backends:
+    """The backends of one operator, in the order in which `auto` asks them."""
+
+    def __init__(self, *backends: Backend) -> None:
+        self.by_name = {backend.name: backend for backend in backends}
+
+    def __getitem__(self, name: str) -> Backend:
+        return self.by_name[name]
+
+    def names(self) -> tuple[str, ...]:
+        return ("auto", *self.by_name)
+
+    def choose(self, caller: str, name: str, call: Any) -> Backend:
+        """The backend that serves a call: the named one, or for `auto` the first that can."""
+        checks.one_of(caller, "backend", name, self.names())
+        if name != "auto":
+            backend = self.by_name[name]
+            reason = backend.why_not(call)
+            if reason is None:
+                return backend
+            raise NotImplementedError(
+                f'{caller}: backend="{name}" cannot serve this call: {reason}. '
+                'backend="torch" serves all calls, and "auto" takes the fastest backend that can.'
+            )
+        for backend in self.by_name.values():
+            if backend.automatic:
+                if backend.why_not(call) is None:
+                    return backend
+                _warn_once(backend.warning(call))
+        raise NotImplementedError(f"{caller}: no backend serves this call.")
+
+
+_WARNED: set[str] = set()
+
+
+def _warn_once(message: str | None) -> None:
+    if message is not None and message not in _WARNED and not torch.compiler.is_compiling():
+        _WARNED.add(message)
+        warnings.warn(f"sinkformers: {message}", RuntimeWarning, stacklevel=4)
+
+
+def release_workspace() -> None:
+    """Free the memory that the compiled CPU kernels keep between calls, about 64 MiB at most.
+
+    The next call allocates it again. Nothing happens where the kernels were not built or are running in another thread.
+
+    Examples:
+        >>> import sinkformers
+        >>> sinkformers.release_workspace()
+    """
+    from sinkformers.kernels import native
+
+    native.release_workspace()

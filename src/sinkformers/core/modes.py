@@ -1,0 +1,44 @@
+"""What torch does around a call: autocast, tracing, transforms, dispatch modes."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether Python may branch on values: not while traced, nor under `torch.func`, nor on `meta`, nor if fake."""
+    under_func = torch._C._are_functorch_transforms_active()
+    return not (torch.compiler.is_compiling() or under_func or tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def intercepted(tensors: list[Tensor]) -> bool:
+    """Whether a transform, a dispatch mode, the profiler or a tensor subclass decides what an operator does."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or in_forward_mode()
+        or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+        or any(type(tensor) not in _PLAIN or tensor.is_meta for tensor in tensors)
+    )
+
+
+def in_forward_mode() -> bool:
+    """Whether a forward-mode derivative is being taken."""
+    return forward_ad._current_level >= 0
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for a device; False for `meta`, which has none."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast off: inside an operator it would still turn products into half precision."""
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
