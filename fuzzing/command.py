@@ -68,8 +68,8 @@ def main(arguments: list[str] | None = None) -> None:
     threads = [threading.Thread(target=work) for _ in range(options.jobs)]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads):
-        threads[0].join(10)
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        alive[0].join(10)
         done, failed = sum(tally.cases.values()), sum(tally.failures.values())
         print(f"{time.monotonic() - started:6.0f} s  {done} cases, {failed} failed", file=sys.stderr, flush=True)
     print(summary(tally))

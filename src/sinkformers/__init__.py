@@ -1,14 +1,13 @@
 """Doubly stochastic attention: Sinkhorn's algorithm where Transformers use SoftMax.
 
-The public names live in their rooms and are imported when first asked for, so that the command line answers before
-torch is loaded.
+The public names are imported from their packages when first used, so that the command line starts without torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkformers.attention import sinkhorn_attention
+    from sinkformers.attention import backend_for, sinkhorn_attention
     from sinkformers.conversion import (
         anneal_tau,
         set_n_iters,
@@ -35,6 +34,7 @@ __all__ = [
     "MultiheadAttention",
     "Sinkhorn",
     "anneal_tau",
+    "backend_for",
     "marginal_error",
     "release_workspace",
     "set_n_iters",
@@ -47,12 +47,13 @@ __all__ = [
     "watch_attention",
 ]
 
-_ROOM = {
+_PACKAGE = {
     "ConvergenceWarning": "core",
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
     "Sinkhorn": "modules",
     "anneal_tau": "conversion",
+    "backend_for": "attention",
     "marginal_error": "core",
     "release_workspace": "core",
     "set_n_iters": "conversion",
@@ -67,9 +68,9 @@ _ROOM = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOM:
+    if name not in _PACKAGE:
         raise AttributeError(f"module 'sinkformers' has no attribute {name!r}")
-    value = getattr(import_module(f"sinkformers.{_ROOM[name]}"), name)
+    value = getattr(import_module(f"sinkformers.{_PACKAGE[name]}"), name)
     globals()[name] = value
     return value
 

@@ -7,6 +7,7 @@ from torch.testing import assert_close
 import oracle
 from sinkformers import sinkhorn, sinkhorn_attention
 from sinkformers.core import kernel_domain, log_domain
+from sinkformers.core.definition import Definition
 from sinkformers.core.problem import pose
 
 
@@ -30,10 +31,10 @@ def test_the_log_domain_is_the_definition(n_iters, masses, value):
     exact_scores = scores.clone().requires_grad_()
     exact_tau = torch.tensor(1.0 if value is None else value, dtype=torch.float64, requires_grad=True)
     exact = oracle.weights(exact_scores, n_iters, exact_tau, mask, row, col)
-    run = log_domain.potentials(problem, tau, n_iters)
+    run = log_domain.potentials(problem, tau, Definition(n_iters))
     assert_close(log_domain.weights(run, problem, tau)[0], exact, atol=1e-13, rtol=0)
     d_weights = torch.randn_like(scores).masked_fill(~mask, 0)
-    grad, d_tau = log_domain.gradient(problem, tau, n_iters, d_weights[None])
+    grad, d_tau = log_domain.gradient(problem, tau, Definition(n_iters), d_weights[None])
     expected, expected_tau = torch.autograd.grad(exact, (exact_scores, exact_tau), d_weights, allow_unused=True)
     assert_close(grad[0], expected, atol=1e-13, rtol=0)
     if tau is None:
@@ -50,7 +51,7 @@ def test_what_is_safe(dtype, inside, outside):
     scores[2, :, 3] = -outside
     problem = pose(scores, None, None, None)
     r = kernel_domain.row_shift(problem)
-    steps = kernel_domain.iterate(kernel_domain.exponentiate(scores, r), problem, None, r, 3)
+    steps = kernel_domain.iterate(kernel_domain.exponentiate(scores, r), problem, None, r, Definition(3))
     assert steps.safe.tolist() == [True, True, False]
 
 
@@ -83,7 +84,7 @@ def test_everything_handed_over_is_the_same(monkeypatch, n_iters):
     expected = everything()
     calls, original = [], log_domain.potentials
     monkeypatch.setattr(log_domain, "potentials", lambda *a: calls.append(1) or original(*a))
-    monkeypatch.setattr(kernel_domain, "LIMIT", {torch.float64: 0.0})
+    monkeypatch.setattr(kernel_domain, "SAFE_PRODUCT", {torch.float64: 0.0})
     for got, same in zip(everything(), expected, strict=True):
         assert_close(got, same, atol=1e-12, rtol=0)
     assert len(calls) >= 4

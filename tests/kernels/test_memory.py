@@ -12,9 +12,14 @@ from torch.testing import assert_close
 
 import sinkformers
 from sinkformers import sinkhorn, sinkhorn_attention
+from sinkformers.core import backend
+from sinkformers.core.ranges import SMALLEST_EXPONENT
 from sinkformers.kernels import native
 from sinkformers.kernels.native import binding, structures
-from sinkformers.kernels.native.structures import AttentionArguments, OperatorArguments
+from sinkformers.kernels.native.structures import Strided, structure
+
+OperatorArguments = structure("OperatorArguments", "int n\nint m\ndata scores\ndata weights")
+AttentionArguments = structure("AttentionArguments", "strided query")
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 
@@ -27,7 +32,7 @@ def results(function, inputs, *, backend, d_out=None):
 
 
 def test_an_address_is_taken_in_one_place():
-    """Elsewhere nothing would keep the tensor alive. Masks are remembered by theirs, which nobody reads from."""
+    """Elsewhere nothing would keep the tensor alive. Masks are cached by theirs, which is never read from."""
     places = []
     for path in Path(sinkformers.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -148,23 +153,51 @@ def test_negative_views(view, backend):
 class Library:
     """A compiled library that states an interface of its own."""
 
-    def __init__(self, *parts):
-        self.sinkformers_interface = lambda part: parts[part]
+    def __init__(self, number, size=16):
+        def stated(_):
+            return b"int n\nstrided query\ndata out"
+
+        self.sinkformers_interface, self.sinkformers_structure = lambda: number, stated
+        self.sinkformers_size, self.sinkformers_smallest_exponent = lambda _: size + ctypes.sizeof(Strided), Library
+
+
+def test_the_structures_are_those_that_the_library_states():
+    attention, operator = structures.stated_structures(Library(structures.INTERFACE))  # pyright: ignore
+    args = attention(n=3)
+    assert [name for name, _ in args._fields_] == ["n", "query", "out"]
+    assert args.n == 3
+    assert attention.names == operator.names == {"n", "query", "out"}
+    with pytest.raises(AttributeError, match="no argument 'm'"):
+        args.m = 5
+    with pytest.raises(AttributeError, match="no argument 'key'"):
+        args.read(key=torch.ones(2))
 
 
 def test_a_library_of_other_sources_is_not_called():
-    sizes = [ctypes.sizeof(kind) for kind in (structures.Strided, AttentionArguments, OperatorArguments)]
-    assert structures.disagreement(Library(structures.INTERFACE, *sizes)) is None
-    assert structures.disagreement(binding._loaded()) is None
-    for library in (Library(structures.INTERFACE + 1, *sizes), Library(structures.INTERFACE, *sizes[:2], 8), object()):
-        reason = structures.disagreement(library)  # pyright: ignore[reportArgumentType]
-        assert reason is not None
+    libraries = (Library(structures.INTERFACE + 1), Library(structures.INTERFACE, size=8), object())
+    for library in libraries:
+        reason = structures.stated_structures(library)  # pyright: ignore[reportArgumentType]
+        assert isinstance(reason, str)
         assert "built from other sources" in reason
         assert "reinstall sinkformers" in reason
 
 
-def test_a_library_of_other_sources_is_warned_of(monkeypatch):
+def test_missing_kernels_are_warned_of_once(monkeypatch):
     monkeypatch.setattr(structures, "INTERFACE", structures.INTERFACE + 1)
-    with pytest.warns(RuntimeWarning, match="compiled CPU kernels are not used: it was built from other sources"):
-        reason = binding._load()
+    reason = binding._load()
     assert isinstance(reason, str)
+    monkeypatch.setattr(binding, "_MISSING", reason)
+    monkeypatch.setattr(backend, "_WARNED", set())
+    scores, tokens = torch.randn(20, 20), torch.randn(7, 5)
+    with pytest.warns(RuntimeWarning, match="compiled CPU kernels are not used, and torch computes instead"):
+        sinkhorn(scores)
+    sinkhorn(scores)  # a second warning would be an error
+    sinkhorn_attention(tokens, tokens, tokens)
+    assert sinkformers.backend_for(tokens, tokens, tokens) == "torch"
+    with pytest.raises(NotImplementedError, match="built from other sources"):
+        sinkhorn(scores, backend="native")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_sides_take_exp_for_zero_at_the_same_place(dtype):
+    assert native.smallest_exponent(dtype) == SMALLEST_EXPONENT[dtype]

@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from sinkformers.attention.call import AttentionCall
 from sinkformers.kernels.triton import attention_backward, attention_forward, tiny_backward, tiny_forward
 
 pytestmark = pytest.mark.triton
@@ -75,8 +76,9 @@ def attend(dtype, d, e, n_iters, full):
         token_masks = torch.ones(2, 1, n, dtype=torch.bool), torch.ones(2, 1, m, dtype=torch.bool)
         entries = torch.ones(1, 1, n, m, dtype=torch.bool)
         masks = [torch.zeros(1, 3, n, m, dtype=dtype), entries, *token_masks, torch.ones(2, 3), torch.tensor(5)]
-    out, f, excess = attention_forward(q, k, v, *masks, n_iters, 0.1, full, 0.1)
-    attention_backward(out.to(q.dtype), q, k, v, out, *masks, f, excess, n_iters, 0.1, full, 0.1, full)
+    call = AttentionCall(q, k, v, *masks, None, n_iters, 0.1, full, 0.1, False)
+    out, f, excess = attention_forward(call, -1e30)
+    attention_backward(call, -1e30, d_out=out.to(q.dtype), out=out, f=f, excess=excess, needs_bias=full)
 
 
 def check(kernels, capability):

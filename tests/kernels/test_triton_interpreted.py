@@ -22,6 +22,7 @@ from triton.runtime import interpreter
 
 import oracle
 from sinkformers import sinkhorn
+from sinkformers.attention.call import AttentionCall
 from sinkformers.kernels.triton import attention, attention_backward, attention_forward, tiny_backward, tiny_forward
 from sinkformers.kernels.triton.dropout import dropout
 
@@ -64,19 +65,24 @@ class Case:
         self.seed = torch.tensor(SEED) if self.p else None
 
     @property
-    def masks(self):
-        return self.bias, self.entries, self.queries, self.keys, self.tau, self.seed
+    def call(self):
+        masks = (self.bias, self.entries, self.queries, self.keys, self.tau, self.seed, None)
+        return AttentionCall(self.q, self.k, self.v, *masks, self.n_iters, self.scale, self.l2, self.p, False)
+
+    @property
+    def masked_bias(self):
+        return 0.0 if self.bias is None else torch.finfo(self.bias.dtype).min / 2
 
     def run(self):
         """Output and gradients, None where there is none."""
-        out, f, excess = attention_forward(
-            self.q, self.k, self.v, *self.masks, self.n_iters, self.scale, self.l2, self.p
+        out, f, excess = attention_forward(self.call, self.masked_bias)
+        saved, needs_bias = {"out": out, "f": f, "excess": excess}, self.bias is not None
+        *grads, d_bias, d_tau = attention_backward(
+            self.call, self.masked_bias, d_out=self.d_out, needs_bias=needs_bias, **saved
         )
-        grads = attention_backward(
-            self.d_out, self.q, self.k, self.v, out, *self.masks, f, excess, self.n_iters, self.scale, self.l2, self.p,
-            self.bias is not None,
-        )  # fmt: skip
-        return out, *grads
+        if d_bias is not None:
+            d_bias = d_bias.sum_to_size(self.bias.shape).to(self.bias.dtype)
+        return out, *grads, d_bias, d_tau
 
     def participants(self):
         """One boolean matrix (*lead, n, m)."""
@@ -188,9 +194,8 @@ def test_a_sunk_column(n_iters):
 @pytest.mark.parametrize("std", [1.0, 30.0, 300.0])
 def test_sharp_scores_need_no_exponential_a_step(std):
     case = Case(2, d=5, e=3, std=std, n_iters=9)
-    _, f, excess = attention_forward(case.q, case.k, case.v, *case.masks, 9, case.scale, False, 0.0)
-    call = attention.prepare(case.q, case.k, None, None, None, None, None, 9)
-    assert attention._change(call, f, excess).max() < 40
+    _, f, excess = attention_forward(case.call, 0.0)
+    assert attention._change(attention.prepare(case.call, 0.0), f, excess).max() < 40
 
 
 def test_a_hub():
@@ -299,7 +304,8 @@ def test_dropout(n_iters):
 def test_the_whole_seed_counts(seed):
     """Uniform weights read out through an identity: the mask itself."""
     q, k, v = torch.zeros(2, 5, 16), torch.zeros(2, 7, 16), torch.eye(7).expand(2, 7, 7)
-    out, *_ = attention_forward(q, k, v, None, None, None, None, None, torch.tensor(seed), 3, 1.0, False, 0.4)
+    masks = (None, None, None, None, None, torch.tensor(seed), None)
+    out, *_ = attention_forward(AttentionCall(q, k, v, *masks, 3, 1.0, False, 0.4, False), 0.0)
     torch.testing.assert_close(out * 7, dropped((2, 5, 7), seed, 0.4).float())
 
 
@@ -332,7 +338,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_eager_softmax(dtype, n_ite
 def test_iterations_run_in_float32():
     """Half-precision tokens, but row sums right to float32: read out as the sum of weights over values of one."""
     case = Case(1, n=71, m=67, d=16, e=16, std=8.0, dtype=torch.bfloat16, n_iters=5)
-    _, f, excess = attention_forward(case.q, case.k, case.v, *case.masks, 5, case.scale, False, 0.0)
+    _, f, excess = attention_forward(case.call, 0.0)
     assert f.dtype == excess.dtype == torch.float32
     assert f.shape == (1, 4, 71)
     assert excess.shape == (1, 2, 67)

@@ -1,5 +1,9 @@
 """`sinkhorn_attention`: attention as users call it."""
 
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +24,7 @@ from sinkformers.attention.call import AttentionCall, attention_problem
 from sinkformers.attention.masks import combine, zero_masked
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
+from sinkformers.core.backend import Backend
 from sinkformers.core.modes import without_autocast
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.sinkhorn import relaxation_tensor, sinkhorn, with_rank
@@ -82,40 +87,28 @@ def sinkhorn_attention(
         >>> out.shape, out[1, :, 7:].abs().max().item()
         (torch.Size([2, 4, 10, 16]), 0.0)
     """
-    query, key, value = check_tokens(query, key, value, enable_gqa)
-    n_iters = checks.iterations(CALLER, n_iters)
-    checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
-    implicit = gradient == "implicit"
-    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=not implicit)
-    dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
-    checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
-    softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
-    if implicit:
-        check_implicit(n_iters)
-    if is_causal:
-        check_causal(attn_mask, n_iters == 1 or softmax)
-    scale, l2 = check_scale(scale, query), cost == "l2"
-    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
-    check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
-    n, m = query.shape[-2], key.shape[-2]
-    if is_causal and n < m:  # no query attends to the keys after the last one
-        key, value = key[..., :n, :], value[..., :n, :]
-        masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
-    empty = 0 in (*query.shape[:-2], n, m, value.shape[-1])
-    if query.shape[-1] == 0:  # a feature that is zero gives the same scores
-        query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
-    if softmax and backend == "auto" and not empty:
-        return softmax_attention(query, key, value, masks, dropout_p, is_causal, scale, enable_gqa, l2)
-    if is_causal:
-        masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
-    query, key, value = repeat_groups(query, key, value, enable_gqa)
-    seed = torch.randint(2**62, ()) if dropout_p > 0 else None
-    by_head = relaxation_tensor(relaxation, query)
-    call = AttentionCall(query, key, value, *masks, by_head, seed, None, n_iters, scale, l2, dropout_p, implicit)
-    chosen = BACKENDS.choose(CALLER, backend, call)
-    if empty:
-        return _no_output(query, key, value, masks.bias, relaxation)
-    return chosen.forward(call) if chosen.composite else attend(call, chosen).out.to(query.dtype)
+    plan = _plan(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, n_iters, tau, cost, query_mask, key_mask,
+        gradient, backend, allow_one_way_mask,
+    )  # fmt: skip
+    return plan.function(*plan.arguments)
+
+
+def backend_for(*args: Any, **kwargs: Any) -> str:
+    """The name of the backend that serves a call of `sinkhorn_attention` with these arguments.
+
+    Returns:
+        A name that `backend` takes, or `"sdpa"` where the call is SoftMax attention and torch's own function serves it.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> q, k, v = torch.randn(3, 2, 4, 10, 16).unbind()
+        >>> sinkformers.backend_for(q, k, v, n_iters=5, backend="torch"), sinkformers.backend_for(q, k, v, n_iters=1)
+        ('torch', 'sdpa')
+    """
+    bound = inspect.signature(sinkhorn_attention).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return _plan(*bound.arguments.values()).backend
 
 
 def attention_with_weights(
@@ -145,6 +138,74 @@ def attention_with_weights(
         weights = F.dropout(sinkhorn(problem.scores, n_iters=n_iters, tau=tau), dropout_p)
         out = zero_masked(weights @ zero_masked(value.to(dtype), combined.keys), combined.queries)
     return out.to(query.dtype), weights.to(query.dtype)
+
+
+class Plan(NamedTuple):
+    """How a call is served: the name of the backend, and the function to call with its arguments."""
+
+    backend: str
+    function: Callable[..., Tensor]
+    arguments: tuple[Any, ...]
+
+
+def _plan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    n_iters: int,
+    tau: float | Tensor,
+    cost: str,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    gradient: str,
+    backend: str,
+    allow_one_way_mask: bool,
+) -> Plan:
+    """Check the arguments of `sinkhorn_attention`, describe the call, and choose its backend."""
+    query, key, value = check_tokens(query, key, value, enable_gqa)
+    n_iters = checks.iterations(CALLER, n_iters)
+    checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
+    implicit = gradient == "implicit"
+    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=not implicit)
+    dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
+    checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
+    softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
+    if implicit:
+        check_implicit(n_iters)
+    if is_causal:
+        check_causal(attn_mask, n_iters == 1 or softmax)
+    scale, l2 = check_scale(scale, query), cost == "l2"
+    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
+    check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
+    n, m = query.shape[-2], key.shape[-2]
+    if is_causal and n < m:  # no query attends to the keys after the last one
+        key, value = key[..., :n, :], value[..., :n, :]
+        masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
+    empty = 0 in (*query.shape[:-2], n, m, value.shape[-1])
+    if query.shape[-1] == 0:  # a feature that is zero gives the same scores
+        query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
+    if softmax and backend == "auto" and not empty:
+        settings = (dropout_p, is_causal, scale, enable_gqa, l2)
+        return Plan("sdpa", softmax_attention, (query, key, value, masks, *settings))
+    if is_causal:
+        masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
+    query, key, value = repeat_groups(query, key, value, enable_gqa)
+    seed = torch.randint(2**62, ()) if dropout_p > 0 else None
+    by_head = relaxation_tensor(relaxation, query)
+    call = AttentionCall(query, key, value, *masks, by_head, seed, None, n_iters, scale, l2, dropout_p, implicit)
+    chosen = BACKENDS.choose(CALLER, backend, call)
+    if empty:
+        return Plan(chosen.name, _no_output, (query, key, value, masks.bias, relaxation))
+    return Plan(chosen.name, _run, (call, chosen))
+
+
+def _run(call: AttentionCall, backend: Backend) -> Tensor:
+    return backend.forward(call) if backend.composite else attend(call, backend).out.to(call.query.dtype)
 
 
 def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

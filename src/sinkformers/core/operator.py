@@ -96,7 +96,8 @@ class Operator:
         asked = dict(zip((field.name for field in self.call.fields), ctx.needs_input_grad, strict=False))
         if d_output is None:
             return *(None for _ in self.call.fields), *absent
-        tensors, results = ctx.saved_tensors[: len(self.call.saved)], ctx.saved_tensors[len(self.call.saved) :]
+        saved, count = ctx.saved_tensors, len(self.call.saved)  # read once: checkpointing allows no more
+        tensors, results = saved[:count], saved[count:]
         needed = [asked[field.name] for field in self.call.gradients]
         found = self._gradient(*tensors, *ctx.settings, *ctx.backend, *results, d_output, needed)
         grads = {

@@ -12,6 +12,8 @@ from sinkformers.core.backends.native import missing_warning, why_not_on
 from sinkformers.core.description import describe
 from sinkformers.core.ranges import SAFE_PRODUCT, masked_bias
 
+_TENSORS = [field.name for field in describe(AttentionCall).tensors]
+
 
 class Native(Backend):
     name = "native"
@@ -50,7 +52,7 @@ class Native(Backend):
 
 def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
     """The tensors and the numbers of a call, by the names of the kernels' fields."""
-    tensors = {field.name: getattr(call, field.name) for field in describe(AttentionCall).tensors}
+    tensors = {name: getattr(call, name) for name in _TENSORS}
     seed = tensors.pop("seed")
     settings = {
         "n_iters": call.n_iters,
@@ -68,6 +70,6 @@ def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor | None], dict[str,
 def _unknown_tensors(call: AttentionCall) -> str | None:
     from sinkformers.kernels import native
 
-    given = [field.name for field in describe(AttentionCall).tensors if getattr(call, field.name) is not None]
-    unknown = native.unknown_fields(given)
+    known = native.attention_fields()
+    unknown = [name for name in _TENSORS if name not in known and getattr(call, name) is not None]
     return f"the compiled kernels do not read {', '.join(unknown)}" if unknown else None

@@ -16,7 +16,7 @@ class Reference(Backend):
     composite = True
 
     def why_not(self, call: AttentionCall) -> str | None:
-        return 'it has the unrolled gradient only; use backend="torch"' if call.implicit else None
+        return "it has the unrolled gradient only" if call.implicit else None
 
     def forward(self, call: AttentionCall) -> Tensor:
         dtype = call.query.dtype

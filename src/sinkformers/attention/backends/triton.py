@@ -60,11 +60,13 @@ class Triton(Backend):
 
 
 def _prepared(call: AttentionCall) -> AttentionCall:
-    """The kernels read half precision as it is; that would round tokens that are centred."""
+    """The call as the kernels take it: they read half precision as it is, except where tokens are centred."""
     if call.l2:
-        return call.in_working_dtype()
-    lead, dtype = call.query.shape[:-2], working_dtype(call.query.dtype)
-    return call.change(tau=None if call.tau is None else call.tau.to(call.query.device, dtype).expand(lead))
+        call = call.in_working_dtype()
+    elif call.tau is not None:
+        lead, dtype = call.query.shape[:-2], working_dtype(call.query.dtype)
+        call = call.change(tau=call.tau.to(call.query.device, dtype).expand(lead))
+    return call if call.seed is None else call.change(seed=call.seed.to(call.query.device))
 
 
 def _masked_bias(call: AttentionCall) -> float:

@@ -3,6 +3,7 @@
 from sinkformers.kernels.native.binding import (
     TINY,
     attention_backward,
+    attention_fields,
     attention_forward,
     instruction_set,
     missing,
@@ -10,13 +11,13 @@ from sinkformers.kernels.native.binding import (
     operator_forward,
     release_workspace,
     smallest_exponent,
-    unknown_fields,
     use_instruction_set,
 )
 
 __all__ = [
     "TINY",
     "attention_backward",
+    "attention_fields",
     "attention_forward",
     "instruction_set",
     "missing",
@@ -24,6 +25,5 @@ __all__ = [
     "operator_forward",
     "release_workspace",
     "smallest_exponent",
-    "unknown_fields",
     "use_instruction_set",
 ]

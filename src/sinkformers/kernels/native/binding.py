@@ -5,7 +5,7 @@ built, `missing` says why, and the rest is not called.
 """
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,9 @@ def smallest_exponent(dtype: torch.dtype) -> float:
     return _loaded().functions.sinkformers_smallest_exponent(dtype == torch.float64)
 
 
-def unknown_fields(names: Iterable[str]) -> list[str]:
-    """Those of the given tensors that the attention kernels do not read."""
-    return [name for name in names if name not in _loaded().attention.names()]
+def attention_fields() -> frozenset[str]:
+    """The names of the arguments that the attention kernels read or write."""
+    return _loaded().attention.names
 
 
 def instruction_set() -> str:

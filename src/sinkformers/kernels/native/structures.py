@@ -6,8 +6,7 @@ get the structure, so nothing they read or write can be freed before they return
 """
 
 import ctypes
-import functools
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -31,20 +30,17 @@ _KINDS = {"int": _int, "real": _real, "bits": ctypes.c_uint64, "strided": Stride
 class Structure(ctypes.Structure):
     """Arguments of a kernel. The methods below set tensors and keep them alive; None leaves a null pointer."""
 
+    names: ClassVar[frozenset[str]] = frozenset()
+
     def __init__(self, **numbers: Any) -> None:
         object.__setattr__(self, "_tensors", [])
         super().__init__(**numbers)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field; a name that the library does not state raises, where ctypes would ignore it."""
-        if name not in self.names():
+        if name not in self.names:
             raise AttributeError(f"sinkformers: the compiled kernels have no argument {name!r}.")
         super().__setattr__(name, value)
-
-    @classmethod
-    @functools.cache
-    def names(cls) -> frozenset[str]:
-        return frozenset(name for name, _ in cls._fields_)  # pyright: ignore
 
     def _address(self, tensor: Tensor) -> int:
         self._tensors.append(tensor)  # pyright: ignore[reportAttributeAccessIssue]
@@ -88,7 +84,7 @@ def _plain(tensor: Tensor) -> Tensor:
 def structure(name: str, text: str) -> type[Structure]:
     """The structure that a library states: one field per line, its kind and its name."""
     fields = [(field, _KINDS[kind]) for kind, field in (line.split() for line in text.splitlines())]
-    return type(name, (Structure,), {"_fields_": fields})
+    return type(name, (Structure,), {"_fields_": fields, "names": frozenset(field for field, _ in fields)})
 
 
 def stated_structures(library: ctypes.CDLL) -> tuple[type[Structure], type[Structure]] | str:
