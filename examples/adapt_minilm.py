@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import sinkformers
 import study
-from sinkformers.data import load_imdb
+from sinkformers.lab.data import load_imdb
 
 LENGTH, BATCH, EPOCHS, RATE = 96, 32, 2, 5e-5
 SIZES = {"train": 2000, "test": 2000}

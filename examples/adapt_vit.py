@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import sinkformers
 import study
-from sinkformers.data import load_mnist
+from sinkformers.lab.data import load_mnist
 
 PATCH, DIM, DEPTH, HEADS, BATCH, RATE = 7, 64, 4, 4, 100, 1e-3
 EPOCHS, MORE = 3, 1

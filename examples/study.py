@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import sinkformers
-from sinkformers.data import DataError, data_folder
+from sinkformers.lab.data import DataError, data_folder
 
 N_ITERS = 3
 AS_IT_IS = (0.25, 0.5, 1.0)  # values of tau at which a trained SoftMax model is converted and not adapted

@@ -37,14 +37,14 @@ def test_the_map_of_rooms_is_true():
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     rooms = set(re.findall(r"^\| `(\w+)/` \|[^|]*\|[^|]*\| here \|", page, flags=re.MULTILINE))
     package = Path(sinkformers.__file__).parent
-    assert rooms == {folder.name for folder in package.iterdir() if folder.is_dir() and folder.name != "__pycache__"}
+    assert rooms == {folder.name for folder in package.iterdir() if (folder / "__init__.py").is_file()}
 
 
 def test_the_results_on_the_page_are_those_of_the_records():
     """What `sinkformers report results --fill docs/reproduction.md` would write is what stands there."""
-    from sinkformers.experiments import catalogue
-    from sinkformers.experiments.reporting import filling, records
-    from sinkformers.experiments.reporting.summary import summarise
+    from sinkformers.lab.artefacts import catalogue
+    from sinkformers.lab.reporting import filling, records
+    from sinkformers.lab.reporting.summary import summarise
 
     page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
     summaries = summarise(records.find([ROOT / "results"]), catalogue.find)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinkformers.experiments.reporting.records import read, value
+from sinkformers.lab.reporting.records import read, value
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,0 +1,41 @@
+"""The command tree: options of `sinkformers` itself, and one subcommand a file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sinkformers.lab.cli import data, figure, listing, predict, report, run
+from sinkformers.lab.cli.refusal import Commands
+
+app = typer.Typer(
+    name="sinkformers",
+    cls=Commands,
+    help="Doubly stochastic attention: Sinkhorn's algorithm in place of SoftMax.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("list")(listing.show)
+app.command("run")(run.run)
+app.command()(report.report)
+app.command()(predict.predict)
+app.add_typer(figure.app, name="figure")
+app.add_typer(data.app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from sinkformers import __version__
+
+        typer.echo(f"sinkformers {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass

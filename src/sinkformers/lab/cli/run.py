@@ -1,0 +1,130 @@
+"""`sinkformers run`: train what an artefact of the paper compares, then its table, its figure and its page."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sinkformers.lab.cli.refusal import STOPPED, need, refuse
+
+if TYPE_CHECKING:
+    from sinkformers.lab.artefacts.artefact import Artefact, Cell, Preset
+
+WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they say nothing and report nothing
+SAVING = "Saving after this step; once more ends it at once."
+
+
+def run(
+    artefact: Annotated[str, typer.Argument(help="Its name; `sinkformers list` shows all.", metavar="ARTEFACT")],
+    preset: Annotated[str, typer.Option(help="The scale: paper, authors, small or smoke.", metavar="NAME")] = "small",
+    seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,2; those of the preset if left out.")] = None,
+    n_iters: Annotated[str | None, typer.Option(help="Such as 1,5; those of the preset if left out.")] = None,
+    arms: Annotated[
+        list[str] | None, typer.Option(help="A pattern of arms' names, such as 'patch-7-*'; may be repeated.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of data sets; else $SINKFORMERS_DATA, else a cache of yours.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where cells and reports go.")] = Path("runs"),
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to train.")] = "auto",
+    precision: Annotated[Literal["no", "bf16", "fp16"], typer.Option(help="Mixed precision.")] = "no",
+    jobs: Annotated[int, typer.Option(help="Cells trained side by side, on their share of the cores.", min=1)] = 1,
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 30.0,
+) -> None:
+    """Train what is missing of an artefact, then print its table and write its report.
+
+    Stop it with Ctrl-C whenever you like: it saves what it is at, and the same command goes on there. Press it again
+    to end at once. Any number of commands may share one --out.
+    """
+    with _refusing():
+        chosen, cells = _select(artefact, preset, seeds, n_iters, arms or [])
+        if chosen.make is not None:
+            _make(chosen.make, chosen.presets[preset], out / artefact / preset)
+            return
+        need("experiments", ("accelerate", "psutil", "safetensors", "tensorboard"), "experiments")
+        if jobs > 1 and "RANK" in os.environ:
+            refuse("--jobs is for a command that runs alone, and torchrun has started several; leave it out.")
+        if jobs > 1:
+            _side_by_side(jobs, chosen, cells, out)
+        else:
+            _train(chosen, preset, cells, out, data=data, device=device, precision=precision, save_every=save_every)
+    if os.environ.get("RANK", "0") == "0" and WORKER not in os.environ:
+        from sinkformers.lab.cli.report import report
+
+        report([out / artefact / preset])
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    from sinkformers.lab.artefacts.artefact import ExperimentError
+    from sinkformers.lab.data import DataError
+    from sinkformers.lab.workbench.stopping import FINISHED, Stopped
+
+    try:
+        yield
+    except (ExperimentError, DataError) as error:
+        refuse(str(error))
+    except Stopped as stopped:
+        if os.environ.get("RANK", "0") != "0":
+            raise typer.Exit(stopped.code) from None
+        refuse(f"stopped. {stopped.what_next}", stopped.code)
+    except KeyboardInterrupt:
+        refuse(f"stopped. {FINISHED}", STOPPED)
+
+
+def _select(
+    name: str, preset: str, seeds: str | None, n_iters: str | None, arms: list[str]
+) -> tuple[Artefact, list[Cell]]:
+    from sinkformers.lab.artefacts import selection
+
+    artefact = selection.artefact_named(name)
+    return artefact, selection.cells(artefact, preset, seeds=seeds, n_iters=n_iters, arms=arms)
+
+
+def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **options: Any) -> None:
+    from sinkformers.lab.workbench.display import Display
+    from sinkformers.lab.workbench.runner import run as train
+    from sinkformers.lab.workbench.stopping import Stopping, end_of_launcher, end_of_pipe
+
+    worker, rank = WORKER in os.environ, os.environ.get("RANK")
+    display = Display(quiet=worker or (rank or "0") != "0")
+    parent = None
+    if worker:
+        parent = partial(end_of_pipe, sys.stdin.fileno())
+    elif rank is not None:  # torchrun passes signals on, but it cannot pass on SIGKILL
+        parent = partial(end_of_launcher, os.getppid())
+    with Stopping(parent=parent, notice=lambda: display.say(SAVING)) as stopping:
+        for cell in train(artefact, preset, cells, out=out, display=display, stopping=stopping, **options):
+            display.say(f"{cell.name}: another process is training it.")
+
+
+def _side_by_side(jobs: int, artefact: Artefact, cells: list[Cell], out: Path) -> None:
+    from sinkformers.lab.workbench.display import Display
+    from sinkformers.lab.workbench.workers import side_by_side
+
+    os.environ[WORKER] = "1"
+    command = [sys.executable, "-m", "sinkformers.lab.cli", *sys.argv[1:], "--jobs", "1"]
+    display = Display()
+    display.expect(
+        {cell.name: artefact.presets[cell.preset].config.of(cell.arm.settings).recipe.epochs for cell in cells}
+    )
+    code = side_by_side(command, jobs, cells, out, display)
+    del os.environ[WORKER]
+    if code:
+        raise typer.Exit(code=code)
+
+
+def _make(make: Callable[[Preset, Path], str], preset: Preset, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        print(make(preset, folder))
+    except OSError as error:
+        refuse(f"cannot write {folder}: {error.strerror or error}. Choose another --out, one that can be written.")
+    print(f"Drawn to {folder}")

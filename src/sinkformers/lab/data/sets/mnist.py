@@ -1,0 +1,90 @@
+"""MNIST from its four original files, in the idx format: a big-endian header, then one byte a pixel or label.
+
+60,000 images to train on and 10,000 to test with, 28 × 28, grey. The files may be gzipped or plain; the catalogue says
+where.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from io import BufferedIOBase
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sinkformers.lab.data.error import DataError
+from sinkformers.lab.data.images import Images, ImageSet
+from sinkformers.lab.data.store.catalogue import find_data_set
+from sinkformers.lab.data.store.folder import AnyPath, path_of
+
+IMAGES_MAGIC, LABELS_MAGIC = 0x803, 0x801  # unsigned bytes, in three dimensions and in one
+SIDE = 28
+CLASSES = tuple("0123456789")
+# A header that promises more than this is damaged; believing it would take all memory.
+MOST_IMAGES = 1_000_000
+FETCH = "run sinkformers data fetch mnist"
+
+
+def load_mnist(folder: AnyPath) -> ImageSet:
+    """MNIST below the data folder `folder`: pixels (60000, 1, 28, 28) and (10000, 1, 28, 28)."""
+    folder = path_of("load_mnist", "folder", folder)
+    return ImageSet(train=_part(folder, "train"), test=_part(folder, "t10k"), classes=CLASSES, name="mnist")
+
+
+def _part(folder: Path, part: str) -> Images:
+    images_file = _find(folder, f"{part}-images-idx3-ubyte")
+    labels_file = _find(folder, f"{part}-labels-idx1-ubyte")
+    pixels = _read(images_file, IMAGES_MAGIC)
+    labels = _read(labels_file, LABELS_MAGIC)
+    if len(pixels) != len(labels):
+        raise DataError(
+            f"{images_file} holds {len(pixels)} images but {labels_file} {len(labels)} labels; "
+            f"delete the one that is not from MNIST and {FETCH}."
+        )
+    if labels.max() >= len(CLASSES):
+        raise DataError(f"{labels_file} holds the label {labels.max()}, MNIST's are 0 to 9; delete it and {FETCH}.")
+    return Images(pixels[:, None], labels.long())
+
+
+def _find(folder: Path, name: str) -> Path:
+    if found := find_data_set("mnist").file(f"{name}.gz").locate(folder):
+        return found
+    raise DataError(
+        f"mnist: there is no {name}.gz in {folder / 'mnist'}; {FETCH}, or name the folder above mnist with --data."
+    )
+
+
+def _read(file: Path, magic: int) -> Tensor:
+    """The bytes of an idx file in the shape its header gives: (n, 28, 28) for images, (n,) for labels."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            return _decode(cast(BufferedIOBase, stream), file, magic)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{file} is damaged ({error}); delete it and {FETCH}.") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror or error}); make it readable.") from error
+
+
+def _decode(stream: BufferedIOBase, file: Path, magic: int) -> Tensor:
+    n_dimensions = magic & 0xFF
+    header = stream.read(4 * (1 + n_dimensions))
+    if len(header) < 4 * (1 + n_dimensions):
+        raise DataError(f"{file} ends within its header; delete it and {FETCH}.")
+    found, *shape = struct.unpack(f">{1 + n_dimensions}I", header)
+    if found != magic:
+        raise DataError(f"{file} begins with {found:#010x} where MNIST has {magic:#010x}; delete it and {FETCH}.")
+    if not 0 < shape[0] <= MOST_IMAGES or any(side != SIDE for side in shape[1:]):
+        expected = " × ".join(["n", *[str(SIDE)] * (n_dimensions - 1)])
+        declared = " × ".join(map(str, shape))
+        raise DataError(f"{file} declares the shape {declared} where MNIST has {expected}; delete it and {FETCH}.")
+    content = bytearray(math.prod(shape))
+    n_read = stream.readinto(content)
+    if n_read < len(content) or stream.read(1):
+        length = "shorter" if n_read < len(content) else "longer"
+        raise DataError(f"{file} is {length} than its header says; delete it and {FETCH}.")
+    return torch.frombuffer(content, dtype=torch.uint8).view(shape)

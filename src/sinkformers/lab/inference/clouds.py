@@ -1,0 +1,109 @@
+"""What a shape is, and where a trained model looks: one file of points or one mesh at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sinkformers import watch_attention
+from sinkformers.lab.artefacts.artefact import ExperimentError
+from sinkformers.lab.data import on_unit_sphere, read_points
+from sinkformers.lab.inference.trained import TrainedCell, on
+from sinkformers.lab.tasks.augmentation import standardised
+from sinkformers.lab.tasks.points import PointConfig
+from sinkformers.models import PointCloudTransformer
+from sinkformers.modules.neighbours import take_points
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where a layer looks: places (m, 3) of what it sees, and the share of attention that each of them gets (m,).
+
+    A share of 1 is even. `picked` is the number of a place, if the shares are of those that look at it alone.
+    """
+
+    layer: str
+    places: Tensor
+    shares: Tensor
+    picked: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A shape (n, 3) as the model saw it, and its classes, the likeliest first."""
+
+    file: Path
+    points: Tensor
+    classes: list[tuple[str, float]]
+    attention: Attention | None
+
+
+class CloudClassifier:
+    """A trained classifier of point clouds."""
+
+    def __init__(self, cell: TrainedCell) -> None:
+        assert isinstance(cell.config, PointConfig)
+        self.config, self.names = cell.config, cell.classes()
+        self.model: nn.Module = cell.filled(cell.config.model(len(self.names)))
+
+    @torch.no_grad()
+    def predict(self, file: Path, *, layer: str | None = None, point: int | None = None) -> Prediction:
+        """The class of the shape in a file. `layer` names the layer whose attention is shown, the last one if not;
+        `point` picks one of the places it sees."""
+        points = self._sampled(file)
+        given = standardised(points) if self.config.standardise else points
+        with watch_attention(self.model, keep_weights=True) as watch:
+            logits = self.model(*on(self.model, given))
+        likely = logits[0].softmax(-1).cpu()
+        order = likely.argsort(descending=True, stable=True).tolist()
+        classes = [(self.names[number], float(likely[number])) for number in order]
+        weights = {name: seen.calls[0].weights for name, seen in watch.items() if seen.calls}
+        return Prediction(file, points[0], classes, self._attention(points, weights, layer, point))
+
+    def _sampled(self, file: Path) -> Tensor:
+        """Points (1, n, 3), as many as the model was trained with, in the unit sphere; the same every time."""
+        n = self.config.points
+        points = read_points(file, n)
+        if len(points) < n:
+            raise ExperimentError(
+                f"{file} has {len(points):,} points, and the model was trained with {n:,}; give a mesh, or more points."
+            )
+        chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:n]
+        return on_unit_sphere(points[chosen])[None]
+
+    def _attention(
+        self, points: Tensor, weights: dict[str, Tensor | None], layer: str | None, point: int | None
+    ) -> Attention | None:
+        places = self._places(points)
+        seeing = {
+            name: each[0].mean(0).cpu()
+            for name, each in weights.items()
+            if each is not None and each.shape[-1] == len(places)
+        }
+        if layer is None and point is not None:
+            seeing = {name: each for name, each in seeing.items() if len(each) == len(places)}
+        if layer is not None and layer not in seeing:
+            raise ExperimentError(f"no layer {layer!r} looks at points. These do: {', '.join(seeing)}.")
+        if not seeing:
+            if point is not None:
+                raise ExperimentError("in this model points do not look at points, so that none can be picked.")
+            return None
+        name = layer or list(seeing)[-1]
+        rows, columns = seeing[name].shape
+        if point is None:
+            return Attention(name, places, seeing[name].sum(0) * columns / rows)
+        if rows != columns:
+            raise ExperimentError(f"in {name} points are not looked at by points; choose another --layer.")
+        if not 0 <= point < columns:
+            raise ExperimentError(f"--point must be a number from 0 to {columns - 1}; got {point}.")
+        return Attention(name, places, seeing[name][:, point] * rows, point)
+
+    def _places(self, points: Tensor) -> Tensor:
+        """What attention sees of points (1, n, 3): all of them, or the centres of the last stage."""
+        if isinstance(self.model, PointCloudTransformer):
+            for stage in self.model.neighbourhoods(*on(self.model, points)):
+                points = take_points(points, stage.centres.cpu())
+        return points[0]

@@ -1,0 +1,115 @@
+"""Reviews judged and sentences translated, a few lines at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sinkformers import watch_attention
+from sinkformers.lab.artefacts.artefact import ExperimentError
+from sinkformers.lab.inference.trained import TrainedCell, on
+from sinkformers.lab.tasks.texts import TextConfig, TextReader
+from sinkformers.lab.tasks.texts_authors import authors_model
+from sinkformers.lab.tasks.translation import TranslationConfig, Translator
+from sinkformers.lab.tasks.vocabulary import END, UNKNOWN, Vocabulary
+
+M = TypeVar("M", bound=nn.Module)
+PIECES = (
+    "most words of a text are unknown to this model, which was trained on text that was tokenised, put into lower case "
+    "and cut into pieces before; give it text prepared by the same script."
+)
+MARKS = {END: "(end)", UNKNOWN: "(unknown)"}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Weights (n, n) of a layer of the encoder, the mean of its heads, and how the n tokens are spelt."""
+
+    layer: str
+    tokens: list[str]
+    weights: Tensor
+
+
+class Judge:
+    """A trained classifier of texts."""
+
+    def __init__(self, cell: TrainedCell) -> None:
+        assert isinstance(cell.config, TextConfig)
+        self.reader = TextReader(cell.file("vocabulary.json", Vocabulary.of_json), cell.config)
+        self.names = cell.classes()
+        build = partial(authors_model, cell.config) if cell.config.authors else cell.config.model
+        self.model: nn.Module = cell.filled(build(self.reader.vocabulary.size, len(self.names)))
+
+    @torch.no_grad()
+    def __call__(self, lines: Sequence[str]) -> list[str]:
+        """The likeliest class of each text and its probability, with a tab between them."""
+        tokens, mask = self.reader.encode(lines).padded(torch.arange(len(lines)))
+        likely, which = self.model(*on(self.model, tokens, mask)).softmax(-1).max(-1)
+        return [f"{self.names[k]}\t{p:.3f}" for k, p in zip(which.tolist(), likely.tolist(), strict=True)]
+
+    def doubts(self, lines: Sequence[str]) -> list[str]:
+        """What a reader of the answers should know."""
+        longest = self.reader.config.length
+        cut = any(len(text) > longest for text in self.reader.whole(lines))
+        return [f"the first {longest} tokens of a text are read, and some have more."] * cut
+
+    def attention(self, line: str, layer: str | None = None) -> Attention:
+        encoded = self.reader.encode([line])
+        tokens, mask = encoded.padded(torch.arange(1))
+        spelt = [self.reader.vocabulary.decode([number]) for number in tokens[0].tolist()]
+        return _watched(self.model, lambda model: model(*on(model, tokens, mask)), spelt, layer)
+
+
+class Translate:
+    """A trained translation model."""
+
+    def __init__(self, cell: TrainedCell) -> None:
+        assert isinstance(cell.config, TranslationConfig)
+        source, target = (cell.file(f"{side}.json", Vocabulary.of_json) for side in ("source", "target"))
+        self.translator = Translator(cell.config, source, target)
+        self.model = self.translator.model()
+        cell.filled(self.model)
+
+    def __call__(self, lines: Sequence[str]) -> list[str]:
+        return self.translator.translate(self.model, *self._padded(lines))
+
+    def doubts(self, lines: Sequence[str]) -> list[str]:
+        """What a reader of the answers should know."""
+        longest, sources = self.translator.config.length, self.translator.sources(lines)
+        cut = any(len(source) > longest for source in sources)
+        doubts = [f"the last {longest} tokens of a text are read, and some have more."] * cut
+        numbers = [number for source in sources for number in source if number != END]
+        # A vocabulary learned from plain text knows every text; one of files cut into pieces knows nothing else.
+        return doubts + [PIECES] * (2 * numbers.count(UNKNOWN) > len(numbers))
+
+    @torch.no_grad()
+    def attention(self, line: str, layer: str | None = None) -> Attention:
+        """The attention of the encoder."""
+        tokens, mask = self._padded([line])
+        spelt = [MARKS.get(number) or self.translator.source.decode([number]) for number in tokens[0].tolist()]
+        return _watched(self.model, lambda model: model.begin(*on(model, tokens, mask)), spelt, layer)
+
+    def _padded(self, lines: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self.translator.fitting(self.translator.sources(lines)).padded(torch.arange(len(lines)))
+
+
+@torch.no_grad()
+def _watched(model: M, run: Callable[[M], object], spelt: list[str], layer: str | None) -> Attention:
+    """What the tokens `spelt` pay each other while a copy of `model` runs: watching gives attention its own class."""
+    model = copy.deepcopy(model)
+    with watch_attention(model, keep_weights=True) as watch:
+        run(model)
+    seen = {name: each.calls[0].weights for name, each in watch.items() if each.calls}
+    if layer is not None and layer not in seen:
+        raise ExperimentError(f"there is no layer {layer!r} to watch. These there are: {', '.join(seen)}.")
+    name = layer or list(seen)[-1]
+    weights = seen[name]
+    assert weights is not None
+    n = len(spelt)  # a model may pad beyond its text
+    return Attention(name, spelt, weights[0, :, :n, :n].mean(0).cpu())

@@ -1,0 +1,41 @@
+"""Tables of a report written into a Markdown page, so that what the page states is what the records hold.
+
+A place in the page is `<!-- results: ARTEFACT PRESET PART -->` with `<!-- end -->` below it; whatever stands between
+them is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from sinkformers.lab.artefacts.artefact import ExperimentError
+from sinkformers.lab.reporting import tables, words
+from sinkformers.lab.reporting.summary import Summary
+
+PLACE = re.compile(r"(<!-- results: (\S+) (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PARTS: dict[str, Callable[[Summary], str]] = {
+    "finding": lambda summary: "\n\n".join([words.finding(summary), *words.notes(summary)]) + "\n",
+    "results": lambda summary: tables.markdown(tables.results(summary)),
+    "runs": lambda summary: tables.markdown(tables.runs(summary)),
+    "costs": lambda summary: tables.markdown(tables.costs(summary)),
+    "columns": lambda summary: f"{words.trend(summary)}\n\n{tables.markdown(tables.columns(summary))}",
+    "layers": lambda summary: tables.markdown(tables.layers(summary)),
+}
+
+
+def filled(page: str, summaries: Sequence[Summary]) -> str:
+    """The page with every place of it filled anew; one whose records are not there is refused."""
+    found = {(summary.artefact.name, summary.preset): summary for summary in summaries}
+
+    def fill(place: re.Match[str]) -> str:
+        begin, artefact, preset, part, end = place.groups()
+        if part not in PARTS:
+            raise ExperimentError(f"a page asks for the part {part!r} of {artefact}; choose one of {', '.join(PARTS)}.")
+        if (artefact, preset) not in found:
+            raise ExperimentError(f"a page asks for {artefact}, {preset}, and no cell of it is there; name its folder.")
+        return f"{begin}\n{PARTS[part](found[artefact, preset])}\n{end}"
+
+    if not PLACE.search(page):
+        raise ExperimentError("the page has no place to fill: <!-- results: ARTEFACT PRESET PART --> … <!-- end -->.")
+    return PLACE.sub(fill, page)

@@ -1,0 +1,103 @@
+"""The report: one page that needs nothing but itself, and beside it every figure and every table as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sinkformers.lab.artefacts.artefact import ExperimentError
+from sinkformers.lab.reporting import curves, finals, tables, words
+from sinkformers.lab.reporting.html import Picture, file_name, picture, render
+from sinkformers.lab.reporting.panels import save
+from sinkformers.lab.reporting.summary import Summary
+
+TEMPLATE = "page.html.jinja"
+
+# Name, caption, and how it is drawn.
+BY_EPOCH = (
+    ("learning", "Training and test by epoch. Thin lines are runs, bold ones medians.", curves.learning),
+    (
+        "columns",
+        "Column sums of the attention weights by epoch, epoch 0 being the untrained model. Bands hold 5 to 95 % and "
+        "25 to 75 % of all columns; in a doubly stochastic matrix every column sums to 1.",
+        curves.column_sums,
+    ),
+    (
+        "errors",
+        "Marginal error of each layer by epoch: the largest distance of a row or column sum from its target.",
+        curves.marginal_errors,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One artefact at one scale, ready to be printed."""
+
+    anchor: str
+    summary: Summary
+    finding: str
+    notes: list[str]
+    pictures: list[Picture]
+    results: tables.Table
+    trend: str
+    costs: tables.Table
+    columns: tables.Table
+    runs: tables.Table
+    layers: tables.Table
+    scale: tables.Table
+
+
+def write(summaries: Sequence[Summary], out: Path) -> Path:
+    """Write `index.html`, the figures (PNG and SVG) and the tables (CSV and Markdown) to `out`; returns the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    sections = [_section(summary, out) for summary in summaries]
+    for section in sections:
+        (out / f"{section.anchor}.csv").write_text(tables.comma_separated(section.summary), encoding="utf-8")
+        (out / f"{section.anchor}.md").write_text(_markdown(section), encoding="utf-8")
+    page = out / "index.html"
+    page.write_text(render(TEMPLATE, sections=sections), encoding="utf-8")
+    return page
+
+
+def _section(summary: Summary, out: Path) -> Section:
+    anchor = file_name(f"{summary.artefact.name}-{summary.preset}")
+    pictures = list(_pictures(summary, out / anchor)) if summary.records else []
+    return Section(
+        anchor,
+        summary,
+        words.finding(summary),
+        words.notes(summary),
+        pictures,
+        tables.results(summary),
+        words.trend(summary),
+        tables.costs(summary),
+        tables.columns(summary),
+        tables.runs(summary),
+        tables.layers(summary),
+        tables.scale(summary),
+    )
+
+
+def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
+    """Draw what the runs hold."""
+    records = list(summary.records)
+    setting = finals.swept(records)
+    if setting is not None:
+        caption = f"Final test {summary.spoken_metric} against {setting}. Dots are runs, lines go through medians."
+        yield picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
+    caption = f"Final test {summary.spoken_metric} of every run; the bar is the median."
+    yield picture("runs", caption, stem, lambda path: save(finals.final_values(records), path))
+    for name, caption, figure in BY_EPOCH:
+        try:
+            drawn = figure(records)
+        except ExperimentError:
+            continue  # not every experiment measures its attention
+        yield picture(name, caption, stem, lambda path, drawn=drawn: save(drawn, path))
+
+
+def _markdown(section: Section) -> str:
+    printed = [tables.markdown(table) for table in (section.results, section.runs, section.costs) if table.rows]
+    parts = [section.finding, *section.notes, *printed]
+    return "\n\n".join(part.strip() for part in parts) + "\n"

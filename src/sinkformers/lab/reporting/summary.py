@@ -1,0 +1,119 @@
+"""What the cells of a preset come to: one row an arm, the paper's numbers beside them, and what is still missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from sinkformers.lab.artefacts.artefact import Artefact, ExperimentError, Preset, Record
+from sinkformers.lab.reporting.comparison import key, spoken
+from sinkformers.lab.reporting.records import Found, Unfinished, cell
+from sinkformers.lab.reporting.rows import LOWER_IS_BETTER, Row, overhead, row
+
+LABELS = {True: {"softmax", "transformer"}, False: {"sinkhorn", "sinkformer"}}  # of paper_numbers; True is n_iters = 1
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One artefact at one scale. `not_begun` is known for artefacts of the catalogue only."""
+
+    artefact: Artefact
+    preset: str
+    metric: str
+    rows: tuple[Row, ...]
+    records: tuple[Record, ...]
+    unfinished: tuple[Unfinished, ...]
+    not_begun: tuple[tuple[str, int], ...]  # arm and seed
+    paper: Mapping[str, Mapping[str, float]]  # the paper's numbers that stand beside no row
+
+    @property
+    def spoken_metric(self) -> str:
+        return spoken(self.metric)
+
+    @property
+    def scale(self) -> Preset | None:
+        return self.artefact.presets.get(self.preset)
+
+    @property
+    def floor(self) -> float | None:
+        return self.scale.floor if self.scale else None
+
+    @property
+    def pairs(self) -> list[tuple[Row, Row]]:
+        """A SoftMax arm, and a Sinkformer arm whose other settings are equal."""
+        softmax = {key(each.settings): each for each in self.rows if each.n_iters == 1}
+        return [
+            (softmax[key(each.settings)], each)
+            for each in self.rows
+            if each.n_iters != 1 and key(each.settings) in softmax
+        ]
+
+
+def summarise(found: Found, find: Callable[[str], Artefact | None] = lambda name: None) -> list[Summary]:
+    """One summary for each artefact and preset that has cells; an artefact that `find` does not know has no title."""
+    names = {cell(record)[:2] for record in found.records} | {begun.cell[:2] for begun in found.unfinished}
+    return [_summary(found, find(name) or Artefact(name, name, ""), name, preset) for name, preset in sorted(names)]
+
+
+def _summary(found: Found, artefact: Artefact, name: str, preset: str) -> Summary:
+    records = tuple(record for record in found.records if cell(record)[:2] == (name, preset))
+    unfinished = tuple(begun for begun in found.unfinished if begun.cell[:2] == (name, preset))
+    arms: dict[str, list[Record]] = {}
+    for record in records:
+        arms.setdefault(record.metrics["arm"], []).append(record)
+    metric = _metric(records, f"{name}, {preset}", artefact.metric_of(preset))
+    summary = Summary(
+        artefact,
+        preset,
+        metric,
+        tuple(row(arm, runs, metric) for arm, runs in arms.items()),
+        records,
+        unfinished,
+        _not_begun(artefact.presets.get(preset), records, unfinished),
+        artefact.paper_numbers,
+    )
+    overheads = {each.arm: overhead(arms[softmax.arm], arms[each.arm]) for softmax, each in summary.pairs}
+    rows = tuple(
+        replace(each, overhead=overheads.get(each.arm), below_floor=_misses(summary.floor, each, metric))
+        for each in summary.rows
+    )
+    return _beside_the_paper(replace(summary, rows=rows))
+
+
+def _metric(records: Iterable[Record], where: str, expected: str) -> str:
+    metrics = {record.metrics["metric"] for record in records} or {expected}
+    if len(metrics) > 1:
+        raise ExperimentError(
+            f"the cells of {where}, measure different things ({', '.join(sorted(metrics))}); report on them separately."
+        )
+    return metrics.pop()
+
+
+def _misses(floor: float | None, each: Row, metric: str) -> bool:
+    if floor is None or each.n_iters != 1:
+        return False
+    return each.median > floor if metric in LOWER_IS_BETTER else each.median < floor
+
+
+def _beside_the_paper(summary: Summary) -> Summary:
+    """A key of the paper's numbers is an arm's name, or a label that only one arm can mean."""
+    arms = {arm.name: arm.n_iters for arm in summary.scale.arms} if summary.scale else {}
+    arms |= {each.arm: each.n_iters for each in summary.rows}
+    beside, left = {}, {}
+    for name, numbers in summary.paper.items():
+        meant = [name] if name in arms else [arm for arm in arms if name.casefold() in LABELS[arms[arm] == 1]]
+        if len(meant) == 1:
+            beside[meant[0]] = numbers
+        else:
+            left[name] = numbers
+    rows = tuple(replace(each, paper=beside.get(each.arm, {})) for each in summary.rows)
+    return replace(summary, rows=rows, paper=left)
+
+
+def _not_begun(
+    preset: Preset | None, records: Iterable[Record], unfinished: Iterable[Unfinished]
+) -> tuple[tuple[str, int], ...]:
+    if preset is None:
+        return ()
+    begun = {cell(record)[2:] for record in records} | {each.cell[2:] for each in unfinished}
+    return tuple((arm.name, seed) for arm in preset.arms for seed in preset.seeds if (arm.name, seed) not in begun)

@@ -1,0 +1,180 @@
+"""A summary as tables of strings, for the terminal, for Markdown, for CSV and for the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sinkformers.lab.reporting.records import configs
+from sinkformers.lab.reporting.summary import Summary
+from sinkformers.lab.reporting.words import amount, paper_numbers
+
+if TYPE_CHECKING:
+    import rich.table
+
+NOTHING = "–"
+ABOUT = ("machine", "device", "precision", "threads", "processes", "versions", "commit", "resumed", "finished")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column names its row."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def results(summary: Summary) -> Table:
+    """The metric over all runs: one row an arm, the paper's numbers beside it."""
+    metric = summary.metric
+    return _filled(
+        {
+            "arm": [row.arm + (" (below the floor)" if row.below_floor else "") for row in summary.rows],
+            "runs": [str(len(row.values)) for row in summary.rows],
+            "before training": [NOTHING if row.start is None else amount(metric, row.start) for row in summary.rows],
+            "median": [amount(metric, row.median) for row in summary.rows],
+            "mean": [amount(metric, row.mean) for row in summary.rows],
+            "best": [amount(metric, row.best) for row in summary.rows],
+            "worst": [amount(metric, row.worst) for row in summary.rows],
+            "the paper": [paper_numbers(metric, row.paper) or NOTHING for row in summary.rows],
+        }
+    )
+
+
+def costs(summary: Summary) -> Table:
+    """Time and attention: one row an arm."""
+    return _filled(
+        {
+            "arm": [row.arm for row in summary.rows],
+            "s / epoch": [_or_nothing(row.seconds, ".3g") for row in summary.rows],
+            "overhead": [_or_nothing(row.overhead and row.overhead - 1, "+.1%") for row in summary.rows],
+            "column gap": [_or_nothing(row.gap, ".3f") for row in summary.rows],
+            "marginal error": [_or_nothing(row.error, ".2g") for row in summary.rows],
+        }
+    )
+
+
+def columns(summary: Summary) -> Table:
+    """How column sums move: the share within 0.1 of even and the mean distance, before training, after the first epoch
+    and at the end."""
+    moments = ("epoch 0", "epoch 1", "end")
+    return _filled(
+        {"arm": [row.arm for row in summary.rows]}
+        | {
+            f"within 0.1, {moment}": [_or_nothing(row.columns.within[place], ".1%") for row in summary.rows]
+            for place, moment in enumerate(moments)
+        }
+        | {
+            f"gap, {moment}": [_or_nothing(row.columns.gap[place], ".3f") for row in summary.rows]
+            for place, moment in enumerate(moments)
+        }
+    )
+
+
+def runs(summary: Summary) -> Table:
+    """The final value of every run, one row an arm and one column a seed; unfinished runs are named too."""
+    unfinished = {each.cell[2:] for each in summary.unfinished}
+    seeds = sorted({seed for row in summary.rows for seed in row.values} | {seed for _, seed in unfinished})
+    finals = {(row.arm, seed): amount(summary.metric, row.values[seed]) for row in summary.rows for seed in row.values}
+    arms = dict.fromkeys([*(row.arm for row in summary.rows), *(arm for arm, _ in sorted(unfinished))])
+    rows = (
+        (arm, *(finals.get((arm, seed), "unfinished" if (arm, seed) in unfinished else NOTHING) for seed in seeds))
+        for arm in arms
+    )
+    return Table(("arm", *(f"seed {seed}" for seed in seeds)), tuple(rows))
+
+
+def layers(summary: Summary) -> Table:
+    """One row a layer of an arm, after training."""
+    headings = ("layer", "arm", "column gap", "within 0.1", "row error", "column error")
+    rows = (
+        (
+            layer.name,
+            row.arm,
+            _or_nothing(layer.gap, ".3f"),
+            _or_nothing(layer.within, ".1%"),
+            _or_nothing(layer.row_error, ".2g"),
+            _or_nothing(layer.column_error, ".2g"),
+        )
+        for row in summary.rows
+        for layer in row.layers
+    )
+    return Table(headings, tuple(rows))
+
+
+def scale(summary: Summary) -> Table:
+    """What the runs were run with, their settings apart: each value once, several where runs differ."""
+    seen: dict[str, dict[str, None]] = {}
+    for record, config in zip(summary.records, configs(summary.records), strict=True):
+        about = {name: record.run.get(name) for name in ABOUT}
+        trained = {"data": record.metrics.get("data"), **config, "parameters": record.metrics.get("parameters")}
+        for name, value in {**trained, **about}.items():
+            if value is not None:
+                seen.setdefault(name, {}).setdefault(_plain(value))
+    rows = ((name, _range(values) if name == "finished" else " or ".join(values)) for name, values in seen.items())
+    return Table(("what", "value"), tuple(rows))
+
+
+def comma_separated(summary: Summary) -> str:
+    """Unrounded numbers: one row an arm, its settings, what its runs come to, and every run by seed."""
+    settings = dict.fromkeys(name for row in summary.rows for name in row.settings)
+    seeds = sorted({seed for row in summary.rows for seed in row.values})
+    statistics = ("start", "median", "mean", "best", "worst", "seconds", "overhead", "gap", "error")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["arm", *settings, "metric", "runs", *statistics, *(f"seed {seed}" for seed in seeds)])
+    for row in summary.rows:
+        numbers = [getattr(row, name) for name in statistics]
+        finals = [row.values.get(seed) for seed in seeds]
+        writer.writerow([row.arm, *map(row.settings.get, settings), summary.metric, len(row.values), *numbers, *finals])
+    return text.getvalue()
+
+
+def markdown(table: Table) -> str:
+    """For a page of the documentation."""
+    lines = [table.headings, ("---",) * len(table.headings), *table.rows]
+    return "".join(f"| {' | '.join(_one_line(each) for each in line)} |\n" for line in lines)
+
+
+def terminal(table: Table, title: str) -> rich.table.Table:
+    """For a terminal; what looks like markup in a name is printed as it is."""
+    import rich.table
+    from rich import box
+    from rich.text import Text
+
+    drawn = rich.table.Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left")
+    for place, heading in enumerate(table.headings):
+        words = place == 0 or heading == "the paper"
+        drawn.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
+
+
+def _filled(columns: Mapping[str, list[str]]) -> Table:
+    """A column without a number is left out."""
+    kept = {name: cells for name, cells in columns.items() if any(each != NOTHING for each in cells)}
+    return Table(tuple(kept), tuple(zip(*kept.values(), strict=True)))
+
+
+def _or_nothing(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _range(values: Iterable[str]) -> str:
+    first, last = min(values), max(values)
+    return first if first == last else f"{first} to {last}"

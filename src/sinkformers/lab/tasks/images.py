@@ -1,0 +1,134 @@
+"""Classification of images by a ViT: what Figures 2, 5 and 6 have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinkformers.lab.data import Images, ImageSet
+from sinkformers.lab.tasks.classification import entropy, hits, measured
+from sinkformers.lab.workbench.observation import observe
+from sinkformers.lab.workbench.task import Recipe
+from sinkformers.models import ViT
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+OBSERVED = 256  # test images whose attention is watched
+EVALUATED = 500  # test images at a time
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """What all arms of a preset share; an arm's settings take the place of fields of the same name."""
+
+    recipe: Recipe
+    image: int
+    patch: int
+    dim: int
+    depth: int
+    heads: int
+    head_dim: int
+    mlp_dim: int
+    readout: str
+    crop: tuple[float, float] | None = None  # random crops of this share of the image, and flips, while training
+    n_iters: int = 1
+    tie_qk: bool = False
+
+    def of(self, settings: Mapping[str, Any]) -> VisionConfig:
+        """The configuration of an arm."""
+        fields = {name: value for name, value in settings.items() if name != "rate"}
+        recipe = replace(self.recipe, rate=settings["rate"]) if "rate" in settings else self.recipe
+        return replace(self, recipe=recipe, **fields)
+
+
+class ImageTask:
+    """Train a ViT on the training images, evaluate it on all test images, as they are."""
+
+    def __init__(self, config: VisionConfig, seed: int, images: ImageSet) -> None:
+        self.config, self.seed, self.images = config, seed, images
+        self.recipe = config.recipe
+        sample = images.train.pixels[:: max(1, len(images.train.pixels) // 5000)].double() / 255
+        axes = (0, 2, 3)
+        self.mean, self.std = (x.float() for x in (sample.mean(axes, keepdim=True), sample.std(axes, keepdim=True)))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        sizes = {"train": len(self.images.train.labels), "test": len(self.images.test.labels)}
+        return {"config": asdict(self.config), "data": {"name": self.images.name, **sizes}}
+
+    def model(self) -> nn.Module:
+        config = self.config
+        return ViT(
+            image=config.image,
+            patch=config.patch,
+            channels=self.images.train.pixels.shape[1],
+            classes=len(self.images.classes),
+            dim=config.dim,
+            depth=config.depth,
+            heads=config.heads,
+            head_dim=config.head_dim,
+            mlp_dim=config.mlp_dim,
+            readout=config.readout,  # pyright: ignore[reportArgumentType]  (checked there)
+            n_iters=config.n_iters,
+            tie_qk=config.tie_qk,
+        )
+
+    def batches(self, epoch: int) -> Sequence[Tensor]:
+        order = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        return torch.randperm(len(self.images.train.labels), generator=order).split(self.recipe.batch)
+
+    def losses(self, model: nn.Module, examples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        pixels, labels = self._take(self.images.train, examples, model)
+        if self.config.crop is not None:
+            pixels = random_crop(pixels, self.config.crop)
+        logits = model(pixels)
+        return entropy(logits, labels), {"accuracy": hits(logits, labels)}
+
+    def weight(self, examples: Tensor) -> float:
+        return len(examples)
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        n = len(self.images.test.labels)
+        mine = torch.arange(n)[accelerator.process_index :: accelerator.num_processes]
+
+        def answer(examples: Tensor) -> tuple[Tensor, Tensor]:
+            pixels, labels = self._take(self.images.test, examples, model)
+            return model(pixels), labels
+
+        return measured(answer, mine.split(EVALUATED), n, accelerator)
+
+    def observe(self, model: nn.Module) -> dict[str, Any]:
+        sample = torch.arange(min(OBSERVED, len(self.images.test.labels)))
+        return observe(model, lambda: model(self._take(self.images.test, sample, model)[0]))
+
+    def _take(self, images: Images, examples: Tensor, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Pixels, centred and scaled, and labels, where the model is."""
+        device = next(model.parameters()).device
+        pixels = (images.pixels[examples].to(device).float() / 255 - self.mean.to(device)) / self.std.to(device)
+        return pixels, images.labels[examples].to(device)
+
+
+def random_crop(pixels: Tensor, share: tuple[float, float]) -> Tensor:
+    """A random part of each image (batch, channels, h, w), stretched to its size, and flipped half of the time.
+
+    The part covers a share of the area drawn between the two numbers given, with sides in a ratio between 3/4 and 4/3
+    (drawn on a logarithmic scale), and lies anywhere within the image.
+    """
+    n, device = len(pixels), pixels.device
+    draw = torch.rand(5, n, device=device)
+    area = share[0] + (share[1] - share[0]) * draw[0]
+    ratio = torch.exp((2 * draw[1] - 1) * torch.log(torch.tensor(4 / 3)))
+    width, height = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
+    flip = torch.where(draw[4] < 0.5, -1.0, 1.0)
+    # The part's centre, with the image from −1 to 1.
+    x, y = (2 * draw[2] - 1) * (1 - width), (2 * draw[3] - 1) * (1 - height)
+    none = torch.zeros_like(x)
+    theta = torch.stack([torch.stack([width * flip, none, x], -1), torch.stack([none, height, y], -1)], 1)
+    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

@@ -1,0 +1,146 @@
+"""Classification of texts by an encoder: what Figure 4 trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkformers.lab.data import TextSet
+from sinkformers.lab.tasks.classification import entropy, hits, measured
+from sinkformers.lab.tasks.ragged import Ragged, even_batches, token_batches
+from sinkformers.lab.tasks.vocabulary import Vocabulary
+from sinkformers.lab.workbench.observation import observe
+from sinkformers.lab.workbench.task import Recipe
+from sinkformers.models import TextEncoder
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+OBSERVED = 64  # test texts whose attention is watched
+AT_A_TIME = 16_384  # tokens, where nothing is trained
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """What all arms of a preset share; an arm's settings take the place of fields of the same name."""
+
+    recipe: Recipe
+    vocabulary: int
+    length: int  # what comes after so many tokens of a text is cut off
+    dim: int
+    depth: int
+    heads: int
+    hidden: int
+    norm: str = "post"
+    positions: str = "sinusoidal"
+    dropout: float = 0.1
+    lower: bool = False  # whether texts are read in lower case
+    authors: bool = False  # whether it does what the authors' code did otherwise
+    n_iters: int = 1
+
+    def of(self, settings: Mapping[str, Any]) -> TextConfig:
+        """The configuration of an arm."""
+        return replace(self, **settings)
+
+    def model(self, vocabulary: int, classes: int) -> TextEncoder:
+        return TextEncoder(**self.sizes(vocabulary, classes))
+
+    def sizes(self, vocabulary: int, classes: int) -> dict[str, Any]:
+        names = ("length", "dim", "depth", "heads", "hidden", "norm", "positions", "dropout", "n_iters")
+        return {"vocabulary": vocabulary, "classes": classes, **{name: getattr(self, name) for name in names}}
+
+
+class TextReader:
+    """Texts as the numbers that a model is given: line breaks and case as the configuration says, cut to its length."""
+
+    def __init__(self, vocabulary: Vocabulary, config: TextConfig) -> None:
+        self.vocabulary, self.config = vocabulary, config
+
+    @classmethod
+    def learned(cls, texts: Sequence[str], config: TextConfig) -> TextReader:
+        return cls(Vocabulary.learned(_normalised(texts, config), config.vocabulary), config)
+
+    def whole(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers before they are cut."""
+        return self.vocabulary.encode(_normalised(texts, self.config))
+
+    def encode(self, texts: Sequence[str]) -> Ragged:
+        return Ragged([each[: self.config.length] for each in self.whole(texts)])
+
+
+def _normalised(texts: Sequence[str], config: TextConfig) -> list[str]:
+    texts = [text.replace("<br />", "\n") for text in texts]
+    return [text.lower() for text in texts] if config.lower else texts
+
+
+class TextTask:
+    """Train an encoder on the training texts, evaluate it on all test texts.
+
+    The vocabulary is learned from the training texts. A batch holds texts of like length, padded to the longest, and
+    the mask tells attention and read-out which tokens there are.
+    """
+
+    def __init__(self, config: TextConfig, seed: int, texts: TextSet) -> None:
+        self.config, self.seed, self.texts = config, seed, texts
+        self.recipe = config.recipe
+        self.reader = TextReader.learned(texts.train.texts, config)
+        self.train, self.test = (self.reader.encode(part.texts) for part in (texts.train, texts.test))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        sizes = {"train": len(self.train), "test": len(self.test)}
+        data = {"name": self.texts.name, **sizes, "vocabulary": self.reader.vocabulary.sha256}
+        return {"config": asdict(self.config), "data": data}
+
+    def files(self) -> dict[str, bytes]:
+        classes = json.dumps(self.texts.classes).encode()
+        return {"vocabulary.json": self.reader.vocabulary.to_json().encode(), "classes.json": classes}
+
+    def model(self) -> TextEncoder:
+        return self.config.model(self.reader.vocabulary.size, len(self.texts.classes))
+
+    def lengths(self, texts: Ragged) -> Tensor:
+        """How long each text is for its model."""
+        return texts.lengths
+
+    def batches(self, epoch: int) -> Sequence[Tensor]:
+        order = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        return even_batches(self.lengths(self.train), self.recipe.batch, order)
+
+    def losses(self, model: nn.Module, examples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        logits, labels = self._answer(model, self.train, self.texts.train.labels, examples)
+        return self.loss(logits, labels), {"accuracy": hits(logits, labels)}
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return entropy(logits, labels)
+
+    def weight(self, examples: Tensor) -> float:
+        return len(examples)
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        batches = token_batches(self.lengths(self.test), AT_A_TIME, torch.Generator().manual_seed(0))
+        mine = batches[accelerator.process_index :: accelerator.num_processes]
+
+        def answer(examples: Tensor) -> tuple[Tensor, Tensor]:
+            return self._answer(model, self.test, self.texts.test.labels, examples)
+
+        return measured(answer, mine, len(self.test), accelerator, self.loss)
+
+    def observe(self, model: nn.Module) -> dict[str, Any]:
+        """Attention on texts from all over the test set, a few at a time."""
+        sample = torch.linspace(0, len(self.test) - 1, min(OBSERVED, len(self.test))).long()
+        parts = sample[self.test.lengths[sample].argsort(stable=True)].split(OBSERVED // 4)
+        labels = self.texts.test.labels
+        return observe(model, lambda: [self._answer(model, self.test, labels, part) for part in parts])
+
+    @staticmethod
+    def _answer(model: nn.Module, texts: Ragged, labels: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and labels, where the model is."""
+        device = next(model.parameters()).device
+        tokens, mask = texts.padded(examples)
+        return model(tokens.to(device), mask.to(device)), labels[examples].to(device)

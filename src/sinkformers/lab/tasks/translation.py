@@ -1,0 +1,212 @@
+"""Translation by an encoder–decoder Transformer: what Table 2 and a panel of Figure 2 train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinkformers.lab.data import Pairs, PairSet
+from sinkformers.lab.tasks.bleu import bleu, detokenised
+from sinkformers.lab.tasks.ragged import Ragged, token_batches
+from sinkformers.lab.tasks.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, joined
+from sinkformers.lab.workbench.observation import observe
+from sinkformers.lab.workbench.task import Recipe, WarmRecipe
+from sinkformers.models import TranslationTransformer, beam_search
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+OBSERVED = 64  # test sentences whose attention is watched
+AT_A_TIME = 4096  # source tokens, where nothing is trained
+
+
+@dataclass(frozen=True)
+class TranslationConfig:
+    """What all arms of a preset share; an arm's settings take the place of fields of the same name, or of the recipe's.
+
+    The recipe's batch is in tokens, of the longer side, its marks and padding included.
+    """
+
+    recipe: WarmRecipe
+    vocabulary: int | None  # how many numbers both languages share; None where the files hold pieces of words
+    length: int  # of the longest sentence; longer pairs are left out of training
+    dim: int
+    depth: int
+    heads: int
+    hidden: int
+    norm: str = "post"
+    dropout: float = 0.3
+    smoothing: float = 0.1
+    beam: int = 5
+    penalty: float = 1.0
+    room: tuple[float, int] = (1.5, 10)  # a translation of n tokens may have so many times n, and so many more
+    n_iters: int = 1
+
+    def of(self, settings: Mapping[str, Any]) -> TranslationConfig:
+        """The configuration of an arm."""
+        schedule = {name: value for name, value in settings.items() if name in ("rate", "epochs")}
+        rest = {name: value for name, value in settings.items() if name not in schedule}
+        return replace(self, recipe=replace(self.recipe, **schedule), **rest)
+
+
+class Encoded(NamedTuple):
+    """Sentences as numbers, each with its end; a target begins with its own mark."""
+
+    source: Ragged
+    target: Ragged
+
+
+class Translator:
+    """Sentences to numbers, and by a model to sentences of the other language."""
+
+    def __init__(self, config: TranslationConfig, source: Vocabulary, target: Vocabulary) -> None:
+        self.config, self.source, self.target = config, source, target
+
+    @classmethod
+    def learned(cls, config: TranslationConfig, pairs: Pairs) -> Translator:
+        """With the vocabularies of training pairs."""
+        if config.vocabulary is None:
+            return cls(config, Vocabulary.given(pairs.source), Vocabulary.given(pairs.target))
+        both = Vocabulary.learned([*pairs.source, *pairs.target], config.vocabulary)
+        return cls(config, both, both)
+
+    def model(self) -> TranslationTransformer:
+        names = ("length", "dim", "depth", "heads", "hidden", "norm", "dropout", "n_iters")
+        sizes = {name: getattr(self.config, name) for name in names}
+        return TranslationTransformer(source_vocabulary=self.source.size, target_vocabulary=self.target.size, **sizes)
+
+    def sources(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The numbers of each sentence, and its end."""
+        return [[*numbers, END] for numbers in self.source.encode(sentences)]
+
+    def targets(self, sentences: Sequence[str]) -> list[list[int]]:
+        """A mark to begin with, the numbers of each sentence, and its end. A model is given all but the last, and
+        predicts all but the first."""
+        return [[BEGIN, *numbers, END] for numbers in self.target.encode(sentences)]
+
+    def fitting(self, sources: Sequence[Sequence[int]]) -> Ragged:
+        """Sources as a model takes them: what is too long loses its beginning."""
+        return Ragged([numbers[-self.config.length :] for numbers in sources])
+
+    def translate(self, model: TranslationTransformer, source: Tensor, mask: Tensor) -> list[str]:
+        """The translations of padded sources (batch, n), by beam search."""
+        source, mask = (each.to(model.positions.device) for each in (source, mask))
+        times, more = self.config.room
+        limits = (mask.sum(1) * times + more).long().clamp(max=self.config.length)
+        options = {"beam": self.config.beam, "penalty": self.config.penalty, "never": (PAD, BEGIN, UNKNOWN)}
+        found = beam_search(model, source, mask, begin=BEGIN, end=END, limits=limits, **options)
+        return [self.target.decode(each.tokens) for each in found]
+
+
+class TranslationTask:
+    """Train on pairs of about equal length, `recipe.batch` tokens at a time; translate the usual test set by beam
+    search, and count BLEU.
+
+    `begun` epochs came before, of the same batches in another order: rates and orders go on from there.
+    """
+
+    def __init__(self, config: TranslationConfig, seed: int, pairs: PairSet, *, begun: int = 0) -> None:
+        self.config, self.seed, self.pairs, self.begun = config, seed, pairs, begun
+        self.translator = Translator.learned(config, pairs.train)
+        self.train = self._trained_on(pairs.train)
+        self.test_name, test = next(iter(pairs.tests.items()))
+        self.references = list(test.target)
+        self.test = self._tested_with(test)
+        self.longer = torch.maximum(self.train.source.lengths, self.train.target.lengths)
+        self.recipe: Recipe = replace(config.recipe, begun=begun * len(self.batches(1)))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        sizes = {"train": len(self.train.source), "test": len(self.references), "tested": self.test_name}
+        keys = {"source": self.translator.source.sha256, "target": self.translator.target.sha256}
+        note = {"note": self.pairs.note} if self.pairs.note else {}
+        signatures = {name: bleu(["a"], ["a"], tokenised=tokenised).signature for name, tokenised in self._scores()}
+        data = {"name": self.pairs.name, **sizes, **note, "vocabularies": keys, "signatures": signatures}
+        return {"config": asdict(self.config), "data": data}
+
+    def files(self) -> dict[str, bytes]:
+        return {f"{side}.json": getattr(self.translator, side).to_json().encode() for side in ("source", "target")}
+
+    def model(self) -> TranslationTransformer:
+        return self.translator.model()
+
+    def batches(self, epoch: int) -> Sequence[Tensor]:
+        order = torch.Generator().manual_seed(1_000_003 * self.seed + self.begun + epoch)
+        return token_batches(self.longer, self.config.recipe.batch, order)
+
+    def losses(self, model: nn.Module, examples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        logits, expected = self._predict(model, self.train, examples)
+        return _entropy(logits, expected, self.config.smoothing), {"nll": _entropy(logits.detach(), expected).double()}
+
+    def weight(self, examples: Tensor) -> float:
+        return float(self.train.target.lengths[examples].sum() - len(examples))  # a mark to begin with is given
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        from accelerate.utils import gather_object
+
+        bare = accelerator.unwrap_model(model)
+        loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        written: list[tuple[int, str]] = []
+        batches = token_batches(self.test.source.lengths, AT_A_TIME, torch.Generator().manual_seed(0))
+        for examples in batches[accelerator.process_index :: accelerator.num_processes]:
+            loss += _entropy(*self._predict(bare, self.test, examples))
+            written += zip(examples.tolist(), self._translated(bare, examples), strict=True)
+        translations = [text for _, text in sorted(gather_object(written))]
+        n_tokens = int(self.test.target.lengths.sum()) - len(self.references)
+        return {**self._score(translations), "loss": float(torch.as_tensor(accelerator.reduce(loss))) / n_tokens}
+
+    def observe(self, model: nn.Module) -> dict[str, Any]:
+        assert isinstance(model, TranslationTransformer)
+        sample = torch.linspace(0, len(self.references) - 1, min(OBSERVED, len(self.references))).long()
+        device = model.positions.device
+        source, mask = (each.to(device) for each in self.test.source.padded(sample))
+        return observe(model, lambda: model.begin(source, mask))
+
+    def _translated(self, model: TranslationTransformer, examples: Tensor) -> list[str]:
+        return self.translator.translate(model, *self.test.source.padded(examples))
+
+    def _scores(self) -> list[tuple[str, bool]]:
+        """Names of measures, and whether each is of tokenised text, as published where the files are tokenised."""
+        return [("bleu", False), *([("bleu_tokenised", True)] if self.config.vocabulary is None else [])]
+
+    def _score(self, translations: list[str]) -> dict[str, float]:
+        if self.config.vocabulary is not None:
+            return {"bleu": bleu(translations, self.references).score}
+        references = [joined(reference) for reference in self.references]
+        plain = [[detokenised(text) for text in side] for side in (translations, references)]
+        return {
+            "bleu": bleu(*plain).score,
+            "bleu_tokenised": bleu(translations, references, tokenised=True).score,
+        }
+
+    def _trained_on(self, pairs: Pairs) -> Encoded:
+        """Without pairs that are too long."""
+        longest = self.config.length
+        both = zip(self.translator.sources(pairs.source), self.translator.targets(pairs.target), strict=True)
+        kept = [(source, target) for source, target in both if max(len(source), len(target) - 1) <= longest]
+        return Encoded(Ragged([source for source, _ in kept]), Ragged([target for _, target in kept]))
+
+    def _tested_with(self, pairs: Pairs) -> Encoded:
+        """All pairs, cut to length."""
+        targets = [target[: self.config.length + 1] for target in self.translator.targets(pairs.target)]
+        return Encoded(self.translator.fitting(self.translator.sources(pairs.source)), Ragged(targets))
+
+    @staticmethod
+    def _predict(model: nn.Module, pairs: Encoded, examples: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (b, t, vocabulary) and the tokens (b, t) that they should predict, where the model is."""
+        device = next(model.parameters()).device
+        source, mask = pairs.source.padded(examples)
+        target = pairs.target.padded(examples)[0].to(device)
+        return model(source.to(device), mask.to(device), target[:, :-1]), target[:, 1:]
+
+
+def _entropy(logits: Tensor, expected: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The sum of cross-entropies over real tokens."""
+    options: dict[str, Any] = {"ignore_index": PAD, "reduction": "sum", "label_smoothing": smoothing}
+    return F.cross_entropy(logits.flatten(0, 1), expected.flatten(), **options)

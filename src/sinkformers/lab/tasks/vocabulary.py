@@ -1,0 +1,118 @@
+"""Texts as numbers and back, by a vocabulary that only the training texts have shaped.
+
+Numbers below `FIRST` are no part of any text: a text that spells `<pad>` is text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sinkformers.lab.artefacts.artefact import ExperimentError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, BEGIN, END, UNKNOWN = range(4)
+FIRST = 4
+CONTINUED = "@@"  # ends a piece that the next one continues, as subword-nmt has it
+
+
+class Vocabulary:
+    """A tokeniser of the library `tokenizers`, its numbers moved up by `FIRST`.
+
+    Examples:
+        >>> from sinkformers.lab.tasks.vocabulary import Vocabulary
+        >>> vocabulary = Vocabulary.learned(["to be or not to be"] * 3, 270)
+        >>> vocabulary.decode(vocabulary.encode(["Not to be… <pad>"])[0])
+        'Not to be… <pad>'
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._pieces = json.loads(tokenizer.to_str())["model"]["type"] == "WordLevel"
+
+    @classmethod
+    def learned(cls, texts: Sequence[str], size: int) -> Vocabulary:
+        """Byte-level BPE with at most `size` numbers in all, learned from `texts`. Every text has a spelling in it, and
+        comes back exactly."""
+        library = _library()
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        if size < FIRST + len(alphabet):
+            raise ValueError(
+                f"Vocabulary: size must be ≥ {FIRST + len(alphabet)}, to hold every byte and the {FIRST} marks; "
+                f"got {size}."
+            )
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size - FIRST, initial_alphabet=alphabet, show_progress=False, min_frequency=2
+        )
+        tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+        return cls(tokenizer)
+
+    @classmethod
+    def given(cls, texts: Iterable[str]) -> Vocabulary:
+        """The pieces of texts that were cut into them before: what stands between spaces, the most frequent first.
+
+        A piece that is not among them becomes `UNKNOWN`. Decoding joins pieces to words.
+        """
+        library = _library()
+        counts = Counter(piece for text in texts for piece in text.split())
+        pieces = sorted(counts, key=lambda piece: (-counts[piece], piece))
+        known = {"": 0} | {piece: number for number, piece in enumerate(pieces, 1)}  # "" is what is unknown
+        tokenizer = library.Tokenizer(library.models.WordLevel(known, unk_token=""))
+        tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+        return cls(tokenizer)
+
+    @classmethod
+    def of_json(cls, text: str) -> Vocabulary:
+        return cls(_library().Tokenizer.from_str(text))
+
+    def to_json(self) -> str:
+        return self.tokenizer.to_str()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are, marks included."""
+        return self.tokenizer.get_vocab_size() + self._shift
+
+    @property
+    def _shift(self) -> int:
+        return FIRST - 1 if self._pieces else FIRST  # what is unknown takes the place of its mark
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers of each text, without marks."""
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[number + self._shift for number in encoding.ids] for encoding in encodings]
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """The text of some numbers; marks are left out."""
+        inner = [number - self._shift for number in numbers if number >= FIRST]
+        if not self._pieces:
+            return self.tokenizer.decode(inner, skip_special_tokens=False)
+        pieces = [self.tokenizer.id_to_token(number) for number in inner]
+        return joined(" ".join(piece for piece in pieces if piece is not None))
+
+
+def joined(pieces: str) -> str:
+    """Pieces of words put together: `the ja@@ gu@@ ar` is `the jaguar`."""
+    return f"{pieces} ".replace(f"{CONTINUED} ", "").rstrip()
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ModuleNotFoundError as error:
+        raise ExperimentError(
+            "experiments with texts need tokenizers; install it with pip install '.[experiments]' in your clone."
+        ) from error
+    return tokenizers

@@ -1,0 +1,169 @@
+"""The theory in numbers, all results together.
+
+    sinkformers run theory --preset small --out runs
+
+Writes `theory.json` with every number, and a page with tables and figures that opens offline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sinkformers.lab.artefacts.artefact import Artefact, Preset
+from sinkformers.lab.theory import (
+    deep_limit,
+    equations,
+    first_order,
+    high_dimension,
+    proposition1,
+    proposition2,
+    proposition3,
+    proposition4,
+    rank_collapse,
+    regimes,
+    theorem1,
+    unconverged,
+)
+from sinkformers.lab.theory.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides how long it takes."""
+
+    particles: int  # of the identities
+    per_axis: tuple[int, int]  # cells of quadrature in 1-D and 2-D
+    eps: tuple[tuple[float, ...], tuple[float, ...]]
+    samples: tuple[int, ...]
+    repeats: int
+    high_dimension_samples: tuple[int, ...]
+    flow_eps: tuple[float, ...]
+    plane: int  # cells along an axis of the plane, for the nonlocal equation
+    plane_eps: tuple[float, ...]
+    cloud: int  # cells along an axis of the clouds that flow
+    depths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One record a result; the names are the keys of theory.json."""
+
+    proposition1: proposition1.Proposition1
+    proposition2: proposition2.Proposition2
+    proposition3: proposition3.Proposition3
+    theorem1: theorem1.Theorem1
+    proposition4: proposition4.Proposition4
+    equations: equations.Equations
+    first_order: first_order.FirstOrder
+    high_dimension: high_dimension.HighDimension
+    regimes: regimes.Regimes
+    deep_limit: deep_limit.DeepLimit
+    unconverged: unconverged.Unconverged
+    rank_collapse: rank_collapse.RankCollapse
+
+
+SMOKE = Sizes(
+    particles=11,
+    per_axis=(201, 31),
+    eps=((0.02, 0.01, 0.005, 0.0025), (0.08, 0.04, 0.02)),
+    samples=(64, 128, 256),
+    repeats=4,
+    high_dimension_samples=(128, 512),
+    flow_eps=(0.04, 0.02, 0.01),
+    plane=21,
+    plane_eps=(0.32, 0.16, 0.08),
+    cloud=21,
+    depths=(4, 8, 16),
+)
+SMALL = Sizes(
+    particles=31,
+    per_axis=(1001, 71),
+    eps=((0.03, 0.01, 0.003, 0.001, 0.0005, 0.00025), (0.08, 0.04, 0.02, 0.01, 0.005)),
+    samples=(128, 256, 512, 1024, 2048),
+    repeats=8,
+    high_dimension_samples=(256, 1024, 4096),
+    flow_eps=(0.04, 0.02, 0.01, 0.005, 0.0025),
+    plane=41,
+    plane_eps=(0.32, 0.16, 0.08, 0.04),
+    cloud=31,
+    depths=(4, 8, 16, 32, 64, 128),
+)
+
+# What the figure of convergence shows: fewer results, more of each than the smoke preset.
+FIGURE = replace(
+    SMOKE,
+    per_axis=(401, 51),
+    eps=((0.03, 0.01, 0.003, 0.001), (0.08, 0.04, 0.02, 0.01)),
+    samples=(128, 256, 512, 1024),
+    repeats=16,
+)
+
+
+def run(sizes: Sizes, *, said: Callable[[str], None] = lambda name: None) -> Study:
+    """Every result at these sizes, in float64; `said` is told each result's name as it begins."""
+    found = {}
+    for name, result in _results(sizes).items():
+        said(name)
+        found[name] = result()
+    return Study(**found)
+
+
+def convergence(sizes: Sizes = FIGURE) -> list[Sweep]:
+    """Errors by ε and by particles alone."""
+    theorem, proposition = (_results(sizes)[name]() for name in ("theorem1", "proposition4"))
+    return [*theorem.by_eps[:2], proposition.by_eps[1], theorem.by_particles[-1]]
+
+
+def _results(sizes: Sizes) -> dict[str, Callable[[], Any]]:
+    per_axis, eps = sizes.per_axis, sizes.eps
+    return {
+        "proposition1": lambda: proposition1.run(n=sizes.particles),
+        "proposition2": lambda: proposition2.run(n=sizes.particles),
+        "proposition3": lambda: proposition3.run(n=min(sizes.particles, 13)),
+        "theorem1": lambda: theorem1.run(
+            per_axis=per_axis, eps=eps, sample_eps=0.05, samples=sizes.samples, repeats=sizes.repeats
+        ),
+        "proposition4": lambda: proposition4.run(eps=1e-5, local=41, per_axis=per_axis, widths=eps),
+        "equations": lambda: equations.run(
+            n=per_axis[0] // 5 * 2 + 1, cells=801, eps=sizes.flow_eps, plane=sizes.plane, plane_eps=sizes.plane_eps
+        ),
+        "first_order": lambda: first_order.run(per_axis=per_axis, eps=eps),
+        "high_dimension": lambda: high_dimension.run(
+            dim=10,
+            eps=(1e-1, 1e-2, 1e-3, 1e-4),
+            sample_eps=(16.0, 4.0, 1.0, 0.25, 0.0625),
+            samples=sizes.high_dimension_samples,
+        ),
+        "regimes": lambda: regimes.run(
+            per_axis=sizes.cloud, eps=0.4, times=(0.0, 0.1, 0.2, 0.4), contraction_times=(0.0, 0.5, 1.0, 2.0, 4.0)
+        ),
+        "deep_limit": lambda: deep_limit.run(depths=sizes.depths, n=sizes.particles),
+        "unconverged": lambda: unconverged.run(n=sizes.particles, eps=(1.0, 0.3, 0.1)),
+        "rank_collapse": lambda: rank_collapse.run(depths=(0, 1, 2, 4, 8, 16), n=sizes.particles),
+    }
+
+
+def make(preset: Preset, folder: Path) -> str:
+    """Run all results, write theory.json and the page, and say what the two corrected constants come to."""
+    from sinkformers.lab.theory import page
+
+    study = run(preset.config, said=lambda name: print(f"{page.TITLES[name]} …", flush=True))
+    (folder / "theory.json").write_text(json.dumps(asdict(study), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    page.write(study, folder, about=preset.about)
+    return "\n".join(note for name in page.TITLES for note in page.notes(name, getattr(study, name)))
+
+
+THEORY = Artefact(
+    name="theory",
+    title="Flows, energies and limits in numbers",
+    paper="Theorem 1 with the constant 1, Proposition 4 with W_K⁻¹; here ½ and W_K⁻ᵀ",
+    presets={
+        "small": Preset("up to 5,041 particles on a grid and 4,096 sampled, float64", "minutes", "", (), (), SMALL),
+        "smoke": Preset("up to 961 particles on a grid and 512 sampled, float64", "seconds", "", (), (), SMOKE),
+    },
+    make=make,
+)

@@ -1,0 +1,57 @@
+"""The same training is not done twice: a cell that another artefact has finished is taken over.
+
+A panel of Figure 2 watches models that Table 1, Table 2 or Figure 6 train as well. A training is determined by its
+seed, its configuration and its data, to the last bit, so that the record of the one is that of the other under its own
+name; `run.json` says whose it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sinkformers.lab.artefacts.artefact import LOG, METRICS, RUN, Cell
+from sinkformers.lab.workbench import checkpoint
+
+
+def take_over(cell: Cell, folder: Path, twin: Path, out: Path) -> None:
+    """Fill a cell's folder from that of its twin."""
+    metrics = json.loads((twin / METRICS).read_bytes())
+    own = {"artefact": cell.artefact, "preset": cell.preset, "arm": cell.arm.name, "settings": dict(cell.arm.settings)}
+    run = {**json.loads((twin / RUN).read_bytes()), "same_as": twin.relative_to(out).as_posix()}
+    for file in sorted(twin.iterdir()):
+        if file.is_file() and file.name not in (METRICS, RUN, LOG):
+            checkpoint.replace(folder / file.name, file.read_bytes())
+    checkpoint.replace(folder / RUN, json_bytes(run))
+    checkpoint.replace(folder / METRICS, json_bytes({**metrics, **own}))
+
+
+def find_twin(
+    out: Path, artefacts: Sequence[str], identity: Mapping[str, Any], where: Mapping[str, Any]
+) -> Path | None:
+    """The folder of a finished cell of `artefacts` below `out` with the same identity but for its settings, trained in
+    the same circumstances `where`; None if there is no such cell."""
+    wanted = json.loads(json.dumps({name: value for name, value in identity.items() if name != "settings"}))
+    for artefact in artefacts:
+        for file in sorted(out.glob(f"{artefact}/*/*/seed-{identity['seed']}/{METRICS}")):
+            metrics, run = _read(file), _read(file.with_name(RUN))
+            if "after" in metrics or any(metrics.get(name) != value for name, value in wanted.items()):
+                continue
+            if where.items() <= run.items():
+                return file.parent
+    return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A record, or nothing where it is missing or damaged: then it is nobody's twin."""
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """As records are written."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

@@ -1,0 +1,133 @@
+"""What a command asks for, as cells; and the catalogue behind it."""
+
+import json
+import re
+import tracemalloc
+
+import pytest
+
+from sinkformers.lab.artefacts import selection
+from sinkformers.lab.artefacts.artefact import ExperimentError
+from sinkformers.lab.artefacts.catalogue import ARTEFACTS
+from sinkformers.lab.tasks.images import VisionConfig
+
+NAMES = [
+    "figure1",
+    "figure2-mnist",
+    "figure2-points",
+    "figure2-translation",
+    "table1-set",
+    "table1-pct",
+    "figure3",
+    "figure4",
+    "table2",
+    "figure5",
+    "figure6",
+    "theory",
+]
+
+
+def test_every_artefact_of_the_paper_is_listed():
+    assert [artefact.name for artefact in ARTEFACTS] == NAMES
+
+
+@pytest.mark.parametrize("artefact", [a for a in ARTEFACTS if a.task is not None], ids=lambda a: a.name)
+def test_presets_make_sense(artefact):
+    assert {"paper", "small", "smoke"} <= artefact.presets.keys() <= {"paper", "authors", "small", "smoke"}
+    for preset in artefact.presets.values():
+        names = [arm.name for arm in preset.arms]
+        assert len(set(names)) == len(names)
+        assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
+        assert {arm.n_iters == 1 for arm in preset.arms} <= {True, False}
+        for arm in preset.arms:
+            assert arm.name.endswith(f"n-{arm.n_iters}")
+            config = preset.config.of(arm.settings)
+            assert config.n_iters == arm.n_iters
+            if isinstance(config, VisionConfig):
+                assert config.image % config.patch == 0
+            json.dumps(dict(arm.settings))
+    assert artefact.presets["smoke"].data in ("digits", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", (0,)), ("0-3", (0, 1, 2, 3)), ("1,5", (1, 5)), ("0-1, 4,1", (0, 1, 4)), ("07", (7,))]
+)
+def test_lists_of_numbers(text, expected):
+    assert selection.numbers("--seeds", text, lowest=0) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1,,2", "1.5", "0x1", "1234567890", "٣-٤", "٣-٤x", "1e3"])
+def test_what_is_no_list_is_refused(text):
+    with pytest.raises(
+        ExperimentError, match=r"--seeds must be whole numbers from 0 to 999,999,999, such as 0-4 or 0,3,5; got"
+    ):
+        selection.numbers("--seeds", text, lowest=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "many"),
+    [
+        ("0-999999999", "1,000,000,000"),
+        ("0-99999999", "100,000,000"),
+        ("0-9999,20000", "10,001"),
+        (",".join(["0-9999"] * 999), "9,990,000"),
+    ],
+)
+def test_too_many_numbers_are_refused_before_they_are_written_out(text, many):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExperimentError, match=rf"^--seeds names {many} numbers, and 10,000 are the most; got '0-9"):
+            selection.numbers("--seeds", text, lowest=0)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_many_cells_are_refused():
+    figure5 = selection.artefact_named("figure5")
+    assert len(selection.cells(figure5, "smoke", seeds="0-4999")) == 10_000
+    with pytest.raises(ExperimentError, match=r"^5,001 seeds of 2 arms are 10,002 runs, and 10,000 are the most"):
+        selection.cells(figure5, "smoke", seeds="0-5000")
+    with pytest.raises(ExperimentError, match=r"^10,000 seeds of 10,000 arms are 100,000,000 runs"):
+        selection.cells(figure5, "smoke", seeds="0-9999", n_iters="1-10000")
+
+
+def test_cells_come_seed_by_seed_and_folders_say_what_they_are():
+    artefact = selection.artefact_named("figure5")
+    cells = selection.cells(artefact, "small", seeds="0-1")
+    assert [str(cell.folder) for cell in cells] == [
+        f"figure5/small/n-{n}/seed-{seed}" for seed in (0, 1) for n in (1, 3)
+    ]
+
+
+def test_other_counts_of_iterations_make_other_arms():
+    artefact = selection.artefact_named("figure6")
+    cells = selection.cells(artefact, "smoke", n_iters="1,3,21", arms=["patch-4-*"])
+    assert [cell.arm.name for cell in cells] == [f"patch-4-rate-0.001-n-{n}" for n in (1, 3, 21)]
+    assert [cell.arm.n_iters for cell in cells] == [1, 3, 21]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: selection.artefact_named("figure7"),
+            r"there is no artefact 'figure7'. Choose one of figure1, figure2-",
+        ),
+        (
+            lambda: selection.cells(selection.artefact_named("figure6"), "large"),
+            r"figure6 has no preset 'large'. Choose one of paper, authors, small, smoke",
+        ),
+        (
+            lambda: selection.cells(selection.artefact_named("figure5"), "smoke", arms=["x*"]),
+            r"--arms x\* holds none of the arms of smoke: n-1, n-3",
+        ),
+        (
+            lambda: selection.cells(selection.artefact_named("figure5"), "smoke", n_iters="0"),
+            r"--n-iters must be whole numbers from 1 to",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_what_can(call, message):
+    with pytest.raises(ExperimentError, match=message):
+        call()

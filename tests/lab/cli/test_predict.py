@@ -1,0 +1,302 @@
+"""`sinkformers predict`: answers are the model's own, attention is what it computes, bad input ends in a sentence."""
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+from typer.testing import CliRunner
+
+from sinkformers import watch_attention
+from sinkformers.lab.artefacts import catalogue, figure4
+from sinkformers.lab.artefacts.artefact import anew
+from sinkformers.lab.cli.app import app
+from sinkformers.lab.data import load_opinions, on_unit_sphere
+from sinkformers.lab.inference.clouds import CloudClassifier
+from sinkformers.lab.inference.texts import Judge, Translate
+from sinkformers.lab.inference.trained import open_cell
+from sinkformers.lab.tasks.augmentation import standardised
+from sinkformers.lab.tasks.vocabulary import END, Vocabulary
+from sinkformers.lab.workbench import checkpoint
+
+SMOKE = figure4.FIGURE4.presets["smoke"]
+AUTHORS = replace(SMOKE, config=replace(SMOKE.config, authors=True))
+SHAPES = ("bowl", "chair", "lamp", "vase", "tent")
+
+
+def write_untrained(out, artefact_name, arm_name):
+    """A finished cell whose model was only drawn; its folder, its task's files, and the model."""
+    artefact = catalogue.find(artefact_name)
+    preset = artefact.presets["smoke"]
+    arm = next(arm for arm in preset.arms if arm.name == arm_name)
+    config = preset.config.of(arm.settings)
+    torch.manual_seed(3)
+    if artefact_name.startswith("table1"):
+        model, files = config.model(len(SHAPES)), {"classes.json": json.dumps(SHAPES).encode()}
+    else:
+        task = artefact.task(preset, arm, 0, None)
+        model, files = task.model(), task.files() if hasattr(task, "files") else {}
+    folder = out / artefact_name / "smoke" / arm_name / "seed-0"
+    folder.mkdir(parents=True)
+    metrics = {
+        "artefact": artefact_name,
+        "preset": "smoke",
+        "arm": arm_name,
+        "metric": artefact.metric,
+        "seed": 0,
+        "settings": dict(arm.settings),
+        "config": asdict(config),
+        "epochs": [{"epoch": 0, "test": {artefact.metric: 0.5}}],
+    }
+    for name, content in {**files, "metrics.json": json.dumps(metrics).encode()}.items():
+        (folder / name).write_bytes(content)
+    checkpoint.write(folder / "model.safetensors", model.state_dict(), {})
+    return folder, model.eval()
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(app, ["predict", *map(str, arguments)], **options)
+
+
+def refused(result):
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("sinkformers: ")
+
+
+@pytest.fixture
+def shape(tmp_path):
+    """As many points as the models take, so that none is left out."""
+    points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
+    np.save(tmp_path / "shape.npy", points.numpy())
+    return tmp_path / "shape.npy", points
+
+
+@pytest.mark.parametrize(("artefact", "arm"), [("table1-set", "n-3"), ("table1-pct", "port-n-2")])
+def test_a_shape_gets_the_classes_that_the_model_gives(artefact, arm, shape, tmp_path):
+    folder, model = write_untrained(tmp_path, artefact, arm)
+    file, points = shape
+    given = on_unit_sphere(points)[None]  # their order does not matter
+    given = standardised(given) if artefact == "table1-set" else given
+    likely = model(given)[0].softmax(-1).detach()
+    result = invoke(folder, file, "--top", 2, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines()]
+    for number in likely.topk(2).indices.tolist():
+        assert [SHAPES[number], f"{float(likely[number]):.1%}"] in rows
+    assert [SHAPES[int(likely.argmin())], f"{float(likely.min()):.1%}"] not in rows
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("data:image/png;base64,") == 1
+    assert "http" not in page.replace("http-equiv", "")
+    assert (tmp_path / "out" / "01-shape.npy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_point_is_coloured_by_what_it_receives(shape, tmp_path):
+    folder, model = write_untrained(tmp_path, "table1-set", "n-1")
+    classifier, (file, _) = CloudClassifier(open_cell(folder)), shape
+    prediction = classifier.predict(file)
+    with watch_attention(model, keep_weights=True) as watch:
+        model(standardised(prediction.points[None]))
+    weights = watch["sab.mab"].calls[0].weights[0].mean(0)
+    assert weights.shape == (48, 48)
+    assert prediction.attention.layer == "sab.mab"
+    assert_close(prediction.attention.shares, weights.sum(0))
+    assert_close(classifier.predict(file, point=7).attention.shares, 48 * weights[:, 7])
+    induced = watch["encoder.1.induce"].calls[0].weights[0].mean(0)
+    assert_close(classifier.predict(file, layer="encoder.1.induce").attention.shares, induced.sum(0) * 48 / 8)
+
+
+def test_places_are_the_centres_that_attention_sees(shape, tmp_path):
+    folder, _ = write_untrained(tmp_path, "table1-pct", "n-3")
+    prediction = CloudClassifier(open_cell(folder)).predict(shape[0])
+    places = prediction.attention.places
+    assert places.shape == (12, 3)
+    assert (places[:, None] == prediction.points).all(-1).any(-1).all()
+    assert len(places.unique(dim=0)) == 12
+
+
+def test_reviews_are_judged_alike_alone_together_and_from_a_file(tmp_path):
+    folder, model = write_untrained(tmp_path, "figure4", "n-3")
+    lines = [*load_opinions().test.texts[:3], "", "Ähnlich!"]
+    judge = Judge(open_cell(folder))
+    for line in filter(None, lines):
+        with torch.no_grad():
+            logits = model(torch.tensor(judge.reader.vocabulary.encode([line])))[0]
+        expected = f"{('neg', 'pos')[int(logits.argmax())]}\t{float(logits.softmax(-1).max()):.3f}"
+        assert judge([line]) == [expected]
+    alone = [judge([line])[0] if line else "" for line in lines]
+    file = tmp_path / "reviews.txt"
+    file.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    for result in (
+        invoke(folder, "--file", file),
+        invoke(folder, input="\n".join(lines)),
+        invoke(folder, *lines),
+    ):
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines() == alone
+
+
+def test_sentences_are_translated_line_by_line_and_drawn_on_request(tmp_path):
+    folder, _ = write_untrained(tmp_path, "table2", "continued-n-3")
+    result = invoke(folder, "elf", "neunhundertzwölf", "--draw", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.splitlines()) == 2
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "index.html",
+        "01-elf.png",
+        "02-neunhundertzwölf.png",
+    }
+    assert not (tmp_path / "predictions").exists()
+
+
+def test_the_attention_of_a_sentence_is_the_encoders(tmp_path):
+    folder, model = write_untrained(tmp_path, "table2", "continued-n-3")
+    translate = Translate(open_cell(folder))
+    numbers = [*translate.translator.source.encode(["elf"])[0], END]
+    with watch_attention(model, keep_weights=True) as watch:
+        model.begin(torch.tensor([numbers]), torch.ones(1, len(numbers), dtype=torch.bool))
+    first = next(iter(watch))
+    seen = translate.attention("elf", first)
+    assert "".join(seen.tokens) == "elf(end)"
+    assert_close(seen.weights, watch[first].calls[0].weights[0].mean(0))
+
+
+def test_a_model_of_pieces_says_once_that_it_knows_no_plain_text(tmp_path):
+    folder, _ = write_untrained(tmp_path, "table2", "continued-n-3")
+    pieces = Vocabulary.given(["ein hun@@ d"])
+    for side in ("source", "target"):
+        (folder / f"{side}.json").write_text(pieces.to_json())
+    weights, note = checkpoint.read(folder / "model.safetensors")
+    for name in ("source.weight", "target.weight"):
+        weights[name] = weights[name][: pieces.size]
+    checkpoint.write(folder / "model.safetensors", weights, note)
+    result = invoke(folder, input="Ein Hund\nDer Hund\n")
+    assert result.exit_code == 0
+    assert result.stderr.count("most words of a text are unknown to this model") == 1
+    assert invoke(folder, "ein hun@@ d").stderr == ""
+    assert Translate(open_cell(folder)).attention("ein Hund").tokens == ["ein", "(unknown)", "(end)"]
+
+
+def test_the_name_of_a_file_is_a_text_too_and_a_hint(tmp_path):
+    folder, _ = write_untrained(tmp_path, "figure4", "n-3")
+    file = tmp_path / "reviews.txt"
+    file.write_text("fine\n")
+    result = invoke(folder, str(file), "a\0b", "fine" * 999, "ä" * 200)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
+    assert "reviews.txt is taken for a text; the lines of a file are read by --file." in result.stderr
+
+
+def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
+    shapes, _ = write_untrained(tmp_path / "a", "table1-set", "n-3")
+    texts, _ = write_untrained(tmp_path / "a", "figure4", "n-1")
+    images, _ = write_untrained(tmp_path / "b", "figure6", "patch-4-rate-0.001-n-1")
+    few = tmp_path / "few.xyz"
+    few.write_text("0 0 0\n1 0 0\n")
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"fine\nna\xefve\n")
+    for arguments, sentence in (
+        ([tmp_path / "nowhere"], "holds no finished cell; name the folder of one"),
+        ([tmp_path / "a", shape[0]], "holds 2 finished cells, such as "),
+        ([images, shape[0]], "is a model of images, and predict knows shapes and texts only."),
+        ([shapes], "there is nothing to predict; name files with shapes"),
+        ([shapes, tmp_path / "no.off"], "no.off cannot be read (No such file or directory)"),
+        ([shapes, few], "few.xyz has 2 points, and the model was trained with 48; give a mesh, or more points."),
+        ([shapes, shape[0], "--point", 48], "--point must be a number from 0 to 47; got 48."),
+        ([shapes, shape[0], "--layer", "x"], "no layer 'x' looks at points. These do: encoder.0.induce, "),
+        ([shapes, shape[0], "--layer", "encoder.1.induce", "--point", 1], "are not looked at by points"),
+        ([shapes, "--file", few], "--file is for texts"),
+        ([texts, "--file", tmp_path / "no.txt"], "no.txt cannot be read (No such file or directory)"),
+        ([texts, "--file", latin], "latin.txt is not UTF-8 in line 2"),
+        ([texts, "a", "--file", latin], "give texts as INPUT or with --file, not both."),
+        ([texts, "a", "na\udcefve"], "INPUT 2 is not UTF-8; convert it"),
+        ([texts, "a", "--point", 1], "--point is for shapes; leave it out."),
+        ([texts, "a", "--layer", "x"], "--layer is for pictures; add --draw."),
+        ([texts, "a", "--draw", "--layer", "x"], "there is no layer 'x' to watch. These there are: encoder.layers.0"),
+    ):
+        result = invoke(*arguments)
+        assert sentence in refused(result), arguments
+        assert not result.stdout or "--file" in arguments  # lines before a bad one are answered
+
+
+def test_weights_of_another_model_are_refused(shape, tmp_path):
+    folder, _ = write_untrained(tmp_path / "a", "table1-set", "n-3")
+    other, _ = write_untrained(tmp_path / "b", "table1-pct", "n-3")
+    (folder / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    assert "model.safetensors belongs to another model: attention.0.key.weight is (" in refused(
+        invoke(folder, shape[0])
+    )
+    (folder / "model.safetensors").write_bytes(b"short")
+    assert "is damaged" in refused(invoke(folder, shape[0]))
+    (folder / "classes.json").write_text("[")
+    assert "classes.json cannot be read" in refused(invoke(folder, shape[0]))
+    (folder / "classes.json").unlink()
+    assert f"classes.json is missing, and the model cannot be used without it. {anew(folder)}" in refused(
+        invoke(folder, shape[0])
+    )
+
+
+def test_weights_of_another_arm_and_missing_weights_are_refused(tmp_path):
+    folder, model = write_untrained(tmp_path, "figure4", "n-3")
+    checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 1}})
+    assert "was trained with n_iters 1, and metrics.json is of n_iters 3." in refused(invoke(folder, "a"))
+    checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 3}})
+    assert invoke(folder, "a").exit_code == 0
+    (folder / "model.safetensors").unlink()
+    assert f"model.safetensors is missing. {anew(folder)}" in refused(invoke(folder, "a"))
+
+
+def test_tokens_are_counted_as_they_are_read(tmp_path):
+    reviews, _ = write_untrained(tmp_path, "figure4", "n-3")
+    read = Judge(open_cell(reviews)).reader
+    breaks = "<br />" * 20
+    assert len(read.vocabulary.encode([breaks])[0]) > read.config.length > int(read.encode([breaks]).lengths)
+    assert invoke(reviews, breaks).stderr == ""
+    sentences, _ = write_untrained(tmp_path, "table2", "continued-n-3")
+    spell = Translate(open_cell(sentences)).translator.source.encode
+    text = next(each for n in range(200) if len(spell([each := "x" * n])[0]) == 64)  # and its end is one more
+    assert "the last 64 tokens" in invoke(sentences, text).stderr
+    assert invoke(sentences, text[1:]).stderr == ""
+
+
+def test_a_model_of_the_authors_is_drawn_and_stays_what_it_is(tmp_path):
+    task = figure4.task(AUTHORS, AUTHORS.arms[1], 0, None)
+    folder, _ = write_untrained(tmp_path, "figure4", "n-3")
+    checkpoint.write(folder / "model.safetensors", task.model().state_dict(), {})
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics["config"]["authors"] = True
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    judge = Judge(open_cell(folder))
+    before = judge(["a fine film", "dull"])
+    seen = judge.attention("a fine film")
+    assert seen.weights.shape == (len(seen.tokens), len(seen.tokens))
+    assert_close(seen.weights.sum(1), torch.ones(len(seen.tokens)))
+    assert judge(["a fine film", "dull"]) == before
+    assert invoke(folder, "a fine film", "--draw", "--out", tmp_path / "out").exit_code == 0
+
+
+@pytest.mark.parametrize(("artefact", "part"), [("figure4", "first 32"), ("table2", "last 64")])
+def test_that_a_text_is_not_read_to_its_end_is_said_once(tmp_path, artefact, part):
+    folder, _ = write_untrained(tmp_path, artefact, "n-3" if artefact == "figure4" else "continued-n-3")
+    long = "elf " * 99
+    result = invoke(folder, "--file", "-", "--draw", "--out", tmp_path / "out", input=f"{long}\nelf\n{long}")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[0] == f"sinkformers: the {part} tokens of a text are read, and some have more."
+    assert len(result.stderr.splitlines()) == 2
+    assert len(result.stdout.splitlines()) == 3
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<h2>elf</h2>" in page
+    assert "elf elf …</h2>" in page
+    assert long.strip() not in page
+    assert invoke(folder, "elf").stderr == ""
+
+
+def test_damaged_records_and_vocabularies_are_refused(tmp_path):
+    folder, _ = write_untrained(tmp_path, "figure4", "n-1")
+    (folder / "vocabulary.json").write_text('{"model": 3}')
+    assert "vocabulary.json cannot be read" in refused(invoke(folder, "a"))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for config in ({**metrics["config"], "recipe": {"pace": 3}}, None):
+        (folder / "metrics.json").write_text(json.dumps({**metrics, "config": config}))
+        assert "holds no configuration that this version can read" in refused(invoke(folder, "a"))

@@ -1,0 +1,90 @@
+"""A training that another artefact has done is taken over, with the very bytes that doing it again would give."""
+
+import json
+
+import pytest
+import torch
+from toy import ToyTask
+
+from sinkformers.lab.artefacts import selection
+from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
+from sinkformers.lab.artefacts.catalogue import ARTEFACTS, find
+from sinkformers.lab.workbench import checkpoint
+from sinkformers.lab.workbench.display import Display
+from sinkformers.lab.workbench.identical_runs import find_twin
+from sinkformers.lab.workbench.runner import run
+
+
+def task(_preset, arm, seed, _data):
+    made = ToyTask(seed, n_iters=arm.n_iters, rate=arm.settings.get("rate", 0.01), epochs=2)
+    made.files = lambda: {"note.txt": b"kept"}
+    return made
+
+
+def artefact(name, arms, twins=()):
+    preset = Preset("about", "a second", "", (0, 1), arms, None)
+    return Artefact(name, name, "nothing", metric="loss", presets={"smoke": preset}, task=task, twins=twins)
+
+
+FIRST = artefact("first", (Arm("a-n-3", {"rate": 0.01, "n_iters": 3}), Arm("b-n-3", {"rate": 0.5, "n_iters": 3})))
+SECOND = artefact("second", (Arm("n-3", {"n_iters": 3}), Arm("n-1", {"n_iters": 1})), twins=("first",))
+
+
+def train(chosen, out, seeds="0"):
+    cells = selection.cells(chosen, "smoke", seeds=seeds)
+    return run(chosen, "smoke", cells, data=None, out=out, display=Display(quiet=True), device="cpu", save_every=60.0)
+
+
+def read(folder, name):
+    return (folder / name).read_bytes()
+
+
+def test_a_twin_is_taken_over_and_gives_the_bytes_of_a_training(tmp_path):
+    train(FIRST, tmp_path / "shared")
+    train(SECOND, tmp_path / "shared")
+    train(SECOND, tmp_path / "alone")
+    taken, trained = (tmp_path / out / "second/smoke/n-3/seed-0" for out in ("shared", "alone"))
+    for name in ("metrics.json", "note.txt"):
+        assert read(taken, name) == read(trained, name), name
+    weights = [checkpoint.read(folder / "model.safetensors")[0] for folder in (taken, trained)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    made = json.loads(read(taken, "run.json"))
+    assert made["same_as"] == "first/smoke/a-n-3/seed-0"
+    assert made["finished"] == json.loads(read(tmp_path / "shared" / made["same_as"], "run.json"))["finished"]
+    assert "same_as" not in json.loads(read(trained, "run.json"))
+    assert "same_as" not in json.loads(read(tmp_path / "shared/second/smoke/n-1/seed-0", "run.json"))
+
+
+@pytest.mark.parametrize("change", ["seed", "unfinished", "damaged"])
+def test_what_differs_is_trained(change, tmp_path):
+    train(FIRST, tmp_path, seeds="1" if change == "seed" else "0")
+    if change == "unfinished":
+        (tmp_path / "first/smoke/a-n-3/seed-0/metrics.json").unlink()
+    if change == "damaged":
+        (tmp_path / "first/smoke/a-n-3/seed-0/metrics.json").write_text("{")
+    train(SECOND, tmp_path)
+    assert "same_as" not in json.loads(read(tmp_path / "second/smoke/n-3/seed-0", "run.json"))
+
+
+def test_circumstances_must_agree(tmp_path):
+    train(FIRST, tmp_path)
+    identity = {"seed": 0, "settings": {}, "config": {"n_iters": 3, "rate": 0.01}}
+    twin = tmp_path / "first/smoke/a-n-3/seed-0"
+    assert find_twin(tmp_path, ("first",), identity, {"precision": "no", "processes": 1}) == twin
+    assert find_twin(tmp_path, ("first",), identity, {"precision": "bf16", "processes": 1}) is None
+    assert find_twin(tmp_path, ("first",), {**identity, "data": "more"}, {}) is None
+    assert find_twin(tmp_path, ("other",), identity, {}) is None
+
+
+@pytest.mark.parametrize("chosen", [each for each in ARTEFACTS if each.twins], ids=lambda each: each.name)
+def test_the_twins_of_the_catalogue_have_cells_in_common(chosen):
+    """Some arm of each small preset is one of its twin's, to the last setting."""
+    own = [chosen.presets["small"].config.of(arm.settings) for arm in chosen.presets["small"].arms]
+    others = [
+        preset.config.of(arm.settings)
+        for twin in chosen.twins
+        for preset in find(twin).presets.values()
+        for arm in preset.arms
+    ]
+    assert any(config in others for config in own)
