@@ -46,6 +46,8 @@ class AttentionCall(NamedTuple):
     def in_working_dtype(self) -> "AttentionCall":
         """The tokens in the dtype of the steps, `tau` per head, and for the L2 cost the centre removed."""
         dtype, lead = working_dtype(self.query.dtype), self.query.shape[:-2]
+        if self.tau is None and not self.l2 and dtype == self.query.dtype:
+            return self
         query, key, value = self.query.to(dtype), self.key.to(dtype), self.value.to(dtype)
         if self.l2:
             query, key = centred(query, key, combine(self).keys)

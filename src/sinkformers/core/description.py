@@ -55,11 +55,6 @@ class Description:
         self.gradients = [field for field in self.tensors if field.role is not None and field.role.gradient]
         self.saved = [field for field in self.tensors if field.role is not None and field.role.saved]
 
-    def rebuild(self, tensors: dict[str, Tensor | None], settings: tuple[Any, ...] = ()) -> Any:
-        """The named tuple from its tensors by name, None where one is missing, and its settings in order."""
-        values = dict(zip((field.name for field in self.settings), settings, strict=True))
-        return self.kind(**{field.name: tensors.get(field.name) for field in self.tensors}, **values)
-
 
 @cache
 def describe(kind: Any) -> Description:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from sinkformers.core.backend import Backend, Backends
-from sinkformers.core.description import Field, describe
+from sinkformers.core.description import Description, Field, describe
 from sinkformers.core.modes import without_autocast
 from sinkformers.core.registration import LIBRARY, define, differentiable, not_differentiable, register_vmap
 
@@ -32,29 +32,28 @@ class Operator:
         self, name: str, call: Any, result: Any, backends: Backends, fake: Callable[[Any, str], tuple[Tensor, ...]]
     ) -> None:
         self.call, self.result, self.backends, self._fake = describe(call), describe(result), backends, fake
-        arguments = [field.schema() for field in self.call.fields]
-        kept = [field.schema() for field in (*self.call.saved, *self.call.settings)]
-        kept_results = [field.schema() for field in self.result.saved]
-        chosen = ["str backend", "str revision"]
-        self.forward_operator = define(
-            name, self._forward, self._forward_fake, schema=_schema(arguments + chosen, len(self.result.fields))
+        backward = _Backward(self.call, self.result)
+        self._layout = backward
+        self._forward_operator = define(
+            name,
+            self._forward,
+            self._forward_fake,
+            schema=_schema([field.schema() for field in self.call.fields] + _CHOICE, len(self.result.fields)),
         )
-        self.backward_operator = define(
+        self._backward_operator = define(
             f"{name}_backward",
             self._backward,
             self._backward_fake,
-            schema=_schema(
-                [*kept, *chosen, *kept_results, "Tensor d_output", "bool[] needed"], len(self.call.gradients)
-            ),
+            schema=_schema(backward.arguments, len(self.call.gradients)),
         )
-        shared = [at for at, field in enumerate(self.call.fields) if field.role and field.role.axes is None]
-        saved_shared = [at for at, field in enumerate(self.call.saved) if field.role and field.role.axes is None]
-        register_vmap(self.forward_operator, lambda args: any(args[at] is not None for at in shared))
-        register_vmap(self.backward_operator, lambda args: any(args[at] is not None for at in saved_shared))
-        _decompose(self.forward_operator, self._traced_forward)
-        _decompose(self.backward_operator, self._traced_backward)
-        self._gradient = not_differentiable(self.backward_operator, self._backward)
-        self._apply = differentiable(self.forward_operator, self._forward, self._save, self._differentiate)
+        shared = [at for at, field in enumerate(self.call.fields) if _is_shared(field)]
+        saved_shared = [at for at, field in enumerate(self.call.saved) if _is_shared(field)]
+        register_vmap(self._forward_operator, lambda args: any(args[at] is not None for at in shared))
+        register_vmap(self._backward_operator, lambda args: any(args[at] is not None for at in saved_shared))
+        _decompose(self._forward_operator, self._traced_forward)
+        _decompose(self._backward_operator, self._traced_backward)
+        self._gradient = not_differentiable(self._backward_operator, self._backward)
+        self._apply = differentiable(self._forward_operator, self._forward, self._save, self._differentiate)
 
     def __call__(self, call: Any, backend: Backend) -> Any:
         """The result of a call, differentiable."""
@@ -71,7 +70,8 @@ class Operator:
 
     def _run(self, call: Any, backend: Backend) -> tuple[Tensor, ...]:
         with without_autocast(call[0].device):
-            return tuple(part.contiguous() for part in backend.forward(call))
+            result = backend.forward(call)
+        return tuple([part.contiguous() for part in result])
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         call, backend, _ = self._read(args)
@@ -83,70 +83,92 @@ class Operator:
         return None if backend is None else lambda: self._run(call, backend)
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        call, *ctx.backend = self._read(inputs)
-        result = self.result.kind(*output)
-        ctx.settings = [getattr(call, field.name) for field in self.call.settings]
-        tensors = [getattr(call, field.name) for field in self.call.saved]
-        ctx.save_for_backward(*tensors, *(getattr(result, field.name) for field in self.result.saved))
-        ctx.dtypes = [getattr(getattr(call, field.name), "dtype", None) for field in self.call.gradients]
+        layout = self._layout
+        ctx.settings = [inputs[at] for at in layout.settings_at]
+        ctx.save_for_backward(*[inputs[at] for at in layout.saved_at], *[output[at] for at in layout.results_at])
+        given = [inputs[at] for at in layout.gradients_at]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, d_output: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        absent = (None, None)  # for backend and revision
-        asked = dict(zip((field.name for field in self.call.fields), ctx.needs_input_grad, strict=False))
+        layout, grads = self._layout, [None] * (len(self.call.fields) + len(_CHOICE))
         if d_output is None:
-            return *(None for _ in self.call.fields), *absent
-        saved, count = ctx.saved_tensors, len(self.call.saved)  # read once: checkpointing allows no more
-        tensors, results = saved[:count], saved[count:]
-        needed = [asked[field.name] for field in self.call.gradients]
-        found = self._gradient(*tensors, *ctx.settings, *ctx.backend, *results, d_output, needed)
-        grads = {
-            field.name: grad.to(dtype)
-            for field, grad, dtype, is_needed in zip(self.call.gradients, found, ctx.dtypes, needed, strict=True)
-            if is_needed and dtype is not None
-        }
-        return *(grads.get(field.name) for field in self.call.fields), *absent
-
-    def _read_backward(self, args: tuple[Any, ...]) -> tuple[Any, str, str, Any, Tensor, dict[str, bool]]:
-        parts = iter(args)
-        tensors = {field.name: next(parts) for field in self.call.saved}
-        call = self.call.rebuild(tensors, tuple(next(parts) for _ in self.call.settings))
-        backend, revision = next(parts), next(parts)
-        result = self.result.rebuild({field.name: next(parts) for field in self.result.saved})
-        d_output, needed = parts
-        names = (field.name for field in self.call.gradients)
-        return call, backend, revision, result, d_output, dict(zip(names, needed, strict=True))
+            return tuple(grads)
+        saved, count = ctx.saved_tensors, len(layout.saved_at)  # read once: checkpointing allows no more
+        needed = [ctx.needs_input_grad[at] for at in layout.gradients_at]
+        found = self._gradient(*saved[:count], *ctx.settings, *saved[count:], d_output, needed)
+        for at, grad, dtype, is_needed in zip(layout.gradients_at, found, ctx.dtypes, needed, strict=True):
+            if is_needed and dtype is not None:
+                grads[at] = grad.to(dtype)
+        return tuple(grads)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
-        call, backend, _, result, d_output, needed = self._read_backward(args)
-        return self._run_backward(call, self.backends[backend], result, d_output, needed)
+        call, backend, _, *rest = self._layout.read(args)
+        return self._run_backward(call, self.backends[backend], *rest)
 
     def _run_backward(
         self, call: Any, backend: Backend, result: Any, d_output: Tensor, needed: dict[str, bool]
     ) -> tuple[Tensor, ...]:
         with without_autocast(d_output.device):
             grads = backend.backward(call, result, d_output, needed)
-        return tuple(self._finish(field, call, grads, d_output, needed) for field in self.call.gradients)
-
-    def _finish(
-        self, field: Field, call: Any, grads: dict[str, Tensor | None], d_output: Tensor, needed: dict[str, bool]
-    ) -> Tensor:
-        """A gradient in the shape and dtype of its field; zeros where it is not needed: operators return no None."""
-        grad, value = grads.get(field.name), getattr(call, field.name)
-        if not needed[field.name] or (value is None and field.optional):
-            return d_output.new_zeros(d_output.shape[:-2])
-        if grad is None:
-            return torch.zeros_like(d_output if value is None else value, memory_format=torch.contiguous_format)
-        return grad.contiguous() if value is None else grad.sum_to_size(value.shape).to(value).contiguous()
+        return tuple([_finish(field, call, grads, d_output, needed) for field in self.call.gradients])
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
-        call, _, _, _, d_output, needed = self._read_backward(args)
-        return tuple(self._finish(field, call, {}, d_output, needed) for field in self.call.gradients)
+        call, _, _, _, d_output, needed = self._layout.read(args)
+        return tuple(_finish(field, call, {}, d_output, needed) for field in self.call.gradients)
 
     def _traced_backward(self, *args: Any) -> Callable[[], Any] | None:
-        call, name, revision, result, d_output, needed = self._read_backward(args)
+        call, name, revision, *rest = self._layout.read(args)
         backend = self.backends[name].traced(call) if revision else None
-        return None if backend is None else lambda: self._run_backward(call, backend, result, d_output, needed)
+        return None if backend is None else lambda: self._run_backward(call, backend, *rest)
+
+
+class _Backward:
+    """The flat arguments of a gradient operator, and where its inputs stand among those of the operator."""
+
+    def __init__(self, call: Description, result: Description) -> None:
+        self.call, self.result = call, result
+        places = {field.name: at for at, field in enumerate(call.fields)}
+        self.saved_at = [places[field.name] for field in call.saved]
+        self.gradients_at = [places[field.name] for field in call.gradients]
+        self.settings_at = [*(places[field.name] for field in call.settings), *range(len(places), len(places) + 2)]
+        self.results_at = [at for at, field in enumerate(result.fields) if field in result.saved]
+        self.gradients = [field.name for field in call.gradients]
+        given = [field.schema() for field in (*call.saved, *call.settings)]
+        results = [field.schema() for field in result.saved]
+        self.arguments = [*given, *_CHOICE, *results, "Tensor d_output", "bool[] needed"]
+        order = {argument.split()[1]: at for at, argument in enumerate([*given, *_CHOICE])}
+        self._call_from = [order.get(field.name) for field in call.fields]
+        after = {argument.split()[1]: len(order) + at for at, argument in enumerate(results)}
+        self._result_from = [after.get(field.name) for field in result.fields]
+        self._choice_at = len(given)
+
+    def read(self, args: tuple[Any, ...]) -> tuple[Any, str, str, Any, Tensor, dict[str, bool]]:
+        """Call, backend, revision, result, the gradient of the output, and which gradients are needed."""
+        call = self.call.kind(*[None if at is None else args[at] for at in self._call_from])
+        result = self.result.kind(*[None if at is None else args[at] for at in self._result_from])
+        backend, revision = args[self._choice_at], args[self._choice_at + 1]
+        *_, d_output, needed = args
+        return call, backend, revision, result, d_output, dict(zip(self.gradients, needed, strict=True))
+
+
+_CHOICE = ["str backend", "str revision"]
+
+
+def _is_shared(field: Field) -> bool:
+    return field.role is not None and field.role.axes is None
+
+
+def _finish(
+    field: Field, call: Any, grads: dict[str, Tensor | None], d_output: Tensor, needed: dict[str, bool]
+) -> Tensor:
+    """A gradient in the shape and dtype of its field; zeros where it is not needed: operators return no None."""
+    grad, value = grads.get(field.name), getattr(call, field.name)
+    if not needed[field.name] or (value is None and field.optional):
+        return d_output.new_zeros(d_output.shape[:-2])
+    if grad is None:
+        return torch.zeros_like(d_output if value is None else value, memory_format=torch.contiguous_format)
+    return grad.contiguous() if value is None else grad.sum_to_size(value.shape).to(value).contiguous()
 
 
 def _schema(arguments: list[str], results: int) -> str:

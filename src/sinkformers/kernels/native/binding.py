@@ -104,8 +104,7 @@ def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]
         threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES, **settings,
     )  # fmt: skip
     args.read_tokens(query=q, key=k, value=v)
-    for name, tensor in laid_out.items():
-        args.read_strided(**{name: tensor if tensor.dtype == torch.bool else tensor.to(dtype)})
+    args.read_strided(**{name: x if x.dtype == torch.bool else x.to(dtype) for name, x in laid_out.items()})
     return args
 
 

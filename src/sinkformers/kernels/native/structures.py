@@ -6,6 +6,7 @@ get the structure, so nothing they read or write can be freed before they return
 """
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -33,21 +34,23 @@ class Structure(ctypes.Structure):
     names: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, **numbers: Any) -> None:
-        object.__setattr__(self, "_tensors", [])
+        self._check(numbers)
         super().__init__(**numbers)
+        self._tensors: list[Tensor] = []
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field; a name that the library does not state raises, where ctypes would ignore it."""
-        if name not in self.names:
-            raise AttributeError(f"sinkformers: the compiled kernels have no argument {name!r}.")
-        super().__setattr__(name, value)
+    def _check(self, given: Mapping[str, Any]) -> None:
+        """Raise for a name that the library does not state, where ctypes would set an attribute that it ignores."""
+        if not self.names.issuperset(given):
+            unknown = sorted(set(given) - self.names)
+            raise AttributeError(f"sinkformers: the compiled kernels have no argument {', '.join(unknown)}.")
 
     def _address(self, tensor: Tensor) -> int:
-        self._tensors.append(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+        self._tensors.append(tensor)
         return tensor.data_ptr()
 
     def write(self, **tensors: Tensor | None) -> None:
         """Set pointers to the outputs, which must lie in order: a copy would be written in their place."""
+        self._check(tensors)
         for name, tensor in tensors.items():
             if tensor is not None:
                 assert tensor.is_contiguous(), name
@@ -56,12 +59,14 @@ class Structure(ctypes.Structure):
 
     def read(self, **tensors: Tensor | None) -> None:
         """Set pointers to inputs, copied where they do not lie in order."""
+        self._check(tensors)
         for name, tensor in tensors.items():
             if tensor is not None:
                 setattr(self, name, self._address(_plain(tensor).contiguous()))
 
     def read_strided(self, **tensors: Tensor | None) -> None:
         """Set strided fields to inputs (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1, which repeat."""
+        self._check(tensors)
         for name, tensor in tensors.items():
             if tensor is not None:
                 tensor = _plain(tensor)
