@@ -3,6 +3,7 @@
 import ast
 import ctypes
 import gc
+import struct
 import weakref
 from pathlib import Path
 
@@ -15,11 +16,10 @@ from sinkformers import sinkhorn, sinkhorn_attention
 from sinkformers.core import backend
 from sinkformers.core.ranges import SMALLEST_EXPONENT
 from sinkformers.kernels import native
-from sinkformers.kernels.native import binding, structures
-from sinkformers.kernels.native.structures import Strided, structure
+from sinkformers.kernels.native import arguments, binding
+from sinkformers.kernels.native.arguments import Arguments, Layout
 
-OperatorArguments = structure("OperatorArguments", "int n\nint m\ndata scores\ndata weights")
-AttentionArguments = structure("AttentionArguments", "strided query")
+OPERATOR = Layout("int n\nint m\ndata scores\ndata weights")
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 
@@ -41,12 +41,12 @@ def test_an_address_is_taken_in_one_place():
                 for part in ast.walk(node)
             ):
                 places.append((path.name, node.name))
-    assert sorted(places) == [("one_way.py", "_remembered"), ("structures.py", "_address")]
+    assert sorted(places) == [("arguments.py", "_address"), ("one_way.py", "_remembered")]
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
 def test_a_structure_keeps_its_tensors(kind):
-    args, tensor = OperatorArguments(n=2, m=3), torch.randn(2, 3)
+    args, tensor = Arguments(OPERATOR, n=2, m=3), torch.randn(2, 3)
     held = weakref.ref(tensor)
     getattr(args, kind)(scores=tensor)
     del tensor
@@ -59,17 +59,17 @@ def test_a_structure_keeps_its_tensors(kind):
 
 def test_a_structure_keeps_the_copies_it_makes():
     tokens = torch.randn(1, 1, 7, 5).mT
-    args = AttentionArguments()
+    args = Arguments(Layout("strided query"))
     args.read_tokens(query=tokens)
-    copy = tokens.contiguous()
-    assert args.query.data != tokens.data_ptr()
-    stored = (ctypes.c_float * copy.numel()).from_address(args.query.data)
+    copy, (address, *_) = tokens.contiguous(), struct.unpack("Pqqqq", args.packed())
+    assert address != tokens.data_ptr()
+    stored = (ctypes.c_float * copy.numel()).from_address(address)
     assert list(stored) == copy.flatten().tolist()
 
 
 def test_an_output_out_of_order_is_not_written_to_a_copy():
     with pytest.raises(AssertionError, match="weights"):
-        OperatorArguments(n=2, m=3).write(weights=torch.empty(3, 2).T)
+        Arguments(OPERATOR, n=2, m=3).write(weights=torch.empty(3, 2).T)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 3, 2), (2, 1, 2, 2)])
@@ -153,38 +153,36 @@ def test_negative_views(view, backend):
 class Library:
     """A compiled library that states an interface of its own."""
 
-    def __init__(self, number, size=16):
+    def __init__(self, number, size=7 * 8):
         def stated(_):
-            return b"int n\nstrided query\ndata out"
+            return b"int n\nstrided query\nreal scale"
 
         self.sinkformers_interface, self.sinkformers_structure = lambda: number, stated
-        self.sinkformers_size, self.sinkformers_smallest_exponent = lambda _: size + ctypes.sizeof(Strided), Library
+        self.sinkformers_size, self.sinkformers_smallest_exponent = lambda _: size, Library
 
 
-def test_the_structures_are_those_that_the_library_states():
-    attention, operator = structures.stated_structures(Library(structures.INTERFACE))  # pyright: ignore
-    args = attention(n=3)
-    assert [name for name, _ in args._fields_] == ["n", "query", "out"]
-    assert args.n == 3
-    assert attention.names == operator.names == {"n", "query", "out"}
-    with pytest.raises(AttributeError, match="no argument m"):
-        attention(m=5)
+def test_arguments_are_packed_as_the_library_states():
+    attention, _ = arguments.stated_layouts(Library(arguments.INTERFACE))  # pyright: ignore
+    args, tensor = Arguments(attention, n=3, scale=0.5), torch.randn(2, 1, 4, 5)
+    args.read_strided(query=tensor)
+    assert struct.unpack("qPqqqqd", args.packed()) == (3, tensor.data_ptr(), 20, 0, 5, 1, 0.5)
+    with pytest.raises(AttributeError, match="no argument 'm'"):
+        Arguments(attention, m=5)
     for method in (args.read, args.write, args.read_strided, args.read_tokens):
-        with pytest.raises(AttributeError, match="no argument key"):
+        with pytest.raises(AttributeError, match="no argument 'key'"):
             method(key=torch.ones(2, 3, 4, 5))
 
 
 def test_a_library_of_other_sources_is_not_called():
-    libraries = (Library(structures.INTERFACE + 1), Library(structures.INTERFACE, size=8), object())
-    for library in libraries:
-        reason = structures.stated_structures(library)  # pyright: ignore[reportArgumentType]
+    for library in (Library(arguments.INTERFACE + 1), Library(arguments.INTERFACE, size=48), object()):
+        reason = arguments.stated_layouts(library)  # pyright: ignore[reportArgumentType]
         assert isinstance(reason, str)
         assert "built from other sources" in reason
         assert "reinstall sinkformers" in reason
 
 
 def test_missing_kernels_are_warned_of_once(monkeypatch):
-    monkeypatch.setattr(structures, "INTERFACE", structures.INTERFACE + 1)
+    monkeypatch.setattr(arguments, "INTERFACE", arguments.INTERFACE + 1)
     reason = binding._load()
     assert isinstance(reason, str)
     monkeypatch.setattr(binding, "_MISSING", reason)

@@ -9,7 +9,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from sinkformers.core.backend import Backend, Backends
 from sinkformers.core.description import Description, Field, describe
-from sinkformers.core.modes import without_autocast
+from sinkformers.core.modes import autocasts, without_autocast
 from sinkformers.core.registration import LIBRARY, define, differentiable, not_differentiable, register_vmap
 
 
@@ -52,8 +52,11 @@ class Operator:
         register_vmap(self._backward_operator, lambda args: any(args[at] is not None for at in saved_shared))
         _decompose(self._forward_operator, self._traced_forward)
         _decompose(self._backward_operator, self._traced_backward)
-        self._gradient = not_differentiable(self._backward_operator, self._backward)
-        self._apply = differentiable(self._forward_operator, self._forward, self._save, self._differentiate)
+        self._gradient = not_differentiable(self._backward_operator, self._backward, tensors_at=backward.tensors_at)
+        places = [at for at, field in enumerate(self.call.fields) if field.role is not None]
+        self._apply = differentiable(
+            self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=places
+        )
 
     def __call__(self, call: Any, backend: Backend) -> Any:
         """The result of a call, differentiable."""
@@ -69,7 +72,11 @@ class Operator:
         return self._run(call, self.backends[backend])
 
     def _run(self, call: Any, backend: Backend) -> tuple[Tensor, ...]:
-        with without_autocast(call[0].device):
+        device = call[0].device
+        if autocasts(device):
+            with without_autocast(device):
+                result = backend.forward(call)
+        else:
             result = backend.forward(call)
         return tuple([part.contiguous() for part in result])
 
@@ -142,6 +149,7 @@ class _Backward:
         after = {argument.split()[1]: len(order) + at for at, argument in enumerate(results)}
         self._result_from = [after.get(field.name) for field in result.fields]
         self._choice_at = len(given)
+        self.tensors_at = [at for at, argument in enumerate(self.arguments) if argument.startswith("Tensor")]
 
     def read(self, args: tuple[Any, ...]) -> tuple[Any, str, str, Any, Tensor, dict[str, bool]]:
         """Call, backend, revision, result, the gradient of the output, and which gradients are needed."""

@@ -4,7 +4,7 @@
 register with the dispatcher directly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,8 +81,10 @@ def differentiable(
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
     jvp: Callable[..., Any] = _no_forward_mode,
+    *,
+    tensors_at: Sequence[int] = (0,),
 ) -> Callable[..., Any]:
-    """Give an operator its gradient, and return the function to call.
+    """Give an operator its gradient, and return the function to call. `tensors_at` are the places of its tensors.
 
     The formula is registered with the operator, which is what tracing sees. `torch.func` supports `autograd.Function`
     only, so that the operator is wrapped in one as well. A call that nothing intercepts runs the function directly: the
@@ -108,7 +110,7 @@ def differentiable(
             if in_forward_mode():  # a registered operator would drop the tangents silently
                 _no_forward_mode(None)
             return operator(*args)
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        tensors = [args[at] for at in tensors_at if args[at] is not None]
         if intercepted(tensors):
             return transformed.apply(*args)
         needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -117,7 +119,7 @@ def differentiable(
     return call
 
 
-def not_differentiable(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def not_differentiable(operator: Any, function: Callable[..., Any], *, tensors_at: Sequence[int]) -> Callable[..., Any]:
     """The function to call for an operator that has no gradient of its own; differentiating it raises."""
 
     def refuse(ctx: Any, *grads: Any) -> Any:
@@ -126,7 +128,7 @@ def not_differentiable(operator: Any, function: Callable[..., Any]) -> Callable[
             'with backend="reference" can: it consists of torch\'s own operations.'
         )
 
-    return differentiable(operator, function, lambda ctx, inputs, output: None, refuse)
+    return differentiable(operator, function, lambda ctx, inputs, output: None, refuse, tensors_at=tensors_at)
 
 
 class _NotDifferentiable(torch.autograd.Function):

@@ -5,14 +5,14 @@ built, `missing` says why, and the rest is not called.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinkformers.kernels.native.structures import Structure, stated_structures
+from sinkformers.kernels.native.arguments import Arguments, Layout, stated_layouts
 
 # What the kernels may keep as exponentiated scores, in all threads together; beyond it each pass recomputes them.
 WORKSPACE_BYTES = 64 * 2**20
@@ -20,9 +20,9 @@ INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
 class _Library:
-    """The loaded library and its structures."""
+    """The loaded library and the layouts of its structures."""
 
-    def __init__(self, functions: ctypes.CDLL, attention: type[Structure], operator: type[Structure]) -> None:
+    def __init__(self, functions: ctypes.CDLL, attention: Layout, operator: Layout) -> None:
         self.functions, self.attention, self.operator = functions, attention, operator
 
 
@@ -37,7 +37,7 @@ def _load() -> _Library | str:
         functions = ctypes.CDLL(str(found[0]))
     except OSError as error:
         return f"they could not be loaded: {error}"
-    stated = stated_structures(functions)
+    stated = stated_layouts(functions)
     return stated if isinstance(stated, str) else _Library(functions, *stated)
 
 
@@ -60,9 +60,9 @@ def smallest_exponent(dtype: torch.dtype) -> float:
     return _loaded().functions.sinkformers_smallest_exponent(dtype == torch.float64)
 
 
-def attention_fields() -> frozenset[str]:
+def attention_fields() -> Container[str]:
     """The names of the arguments that the attention kernels read or write."""
-    return _loaded().attention.names
+    return _loaded().attention.places
 
 
 def instruction_set() -> str:
@@ -91,16 +91,16 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
     return tensor.reshape(*tensor.shape[: len(lead)], *(1,) * (2 - len(lead)), *rest)
 
 
-def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]) -> Structure:
-    """The structure for a call, with its inputs: every tensor and every number goes into the field of its name."""
+def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]) -> Arguments:
+    """The arguments of a call, with its inputs: every tensor and every number goes into the field of its name."""
     query = tensors["query"]
     assert query is not None
     lead, dtype = query.shape[:-2], query.dtype
     laid_out = {name: _lead_of_two(x, lead) for name, x in tensors.items() if x is not None}
     q, k, v = (laid_out.pop(name) for name in ("query", "key", "value"))
     batch, heads, n, d = q.shape
-    args = _loaded().attention(
-        batch=batch, heads=heads, n=n, m=k.shape[2], d=d, e=v.shape[3],
+    args = Arguments(
+        _loaded().attention, batch=batch, heads=heads, n=n, m=k.shape[2], d=d, e=v.shape[3],
         threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES, **settings,
     )  # fmt: skip
     args.read_tokens(query=q, key=k, value=v)
@@ -108,8 +108,8 @@ def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]
     return args
 
 
-def _call(name: str, args: Structure, dtype: torch.dtype) -> None:
-    if getattr(_loaded().functions, f"sinkformers_{name}")(ctypes.byref(args), dtype == torch.float64):
+def _call(name: str, args: Arguments, dtype: torch.dtype) -> None:
+    if getattr(_loaded().functions, f"sinkformers_{name}")(args.packed(), dtype == torch.float64):
         raise MemoryError("sinkformers: the native kernels could not get their workspace.")
 
 
@@ -171,10 +171,10 @@ def _tokens(tensors: Mapping[str, Tensor | None]) -> tuple[Tensor, Tensor, Tenso
 TINY = 16
 
 
-def _operator(scores: Tensor, n_iters: int, safe_product: float, **tensors: Tensor | None) -> Structure:
+def _operator(scores: Tensor, n_iters: int, safe_product: float, **tensors: Tensor | None) -> Arguments:
     *_, n, m = scores.shape
-    args = _loaded().operator(
-        batch=scores.numel() // (n * m), n=n, m=m, n_iters=n_iters, threads=torch.get_num_threads(),
+    args = Arguments(
+        _loaded().operator, batch=scores.numel() // (n * m), n=n, m=m, n_iters=n_iters, threads=torch.get_num_threads(),
         safe_product=safe_product,
     )  # fmt: skip
     args.read(scores=scores, **tensors)

@@ -1,0 +1,116 @@
+"""The arguments of a kernel: the structures of `arguments.h`, as the compiled library states them.
+
+A structure is packed from the values of its fields, by name, so that the two sides cannot disagree about its layout. An
+address is taken in one place only, `Arguments._address`, and the tensor it belongs to lives as long as the arguments,
+so that nothing a kernel reads or writes can be freed before it returns.
+"""
+
+import ctypes
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+# Raised with every change of what a field means; `library.cpp` states the same number.
+INTERFACE = 3
+
+# How the values of each kind are packed; a strided tensor is its address and its strides in elements along b, h, i, j.
+_KINDS = {"int": "q", "real": "d", "bits": "Q", "data": "P", "strided": "Pqqqq"}
+
+
+class _Places(dict[str, int]):
+    """Where the values of each field begin, by name."""
+
+    def __missing__(self, name: str) -> int:
+        raise AttributeError(f"sinkformers: the compiled kernels have no argument {name!r}.")
+
+
+class Layout:
+    """The fields of a structure, and how their values are packed."""
+
+    def __init__(self, text: str) -> None:
+        fields = [line.split() for line in text.splitlines()]
+        self.places, count, form = _Places(), 0, "@"
+        for kind, name in fields:
+            self.places[name] = count
+            count += len(_KINDS[kind])
+            form += _KINDS[kind]
+        self.packer, self.zeros = struct.Struct(form), [0] * count
+
+
+class Arguments:
+    """The values of one call. A field that is not set is zero, or a null pointer."""
+
+    def __init__(self, layout: Layout, **numbers: Any) -> None:
+        self.layout, self._values, self._tensors = layout, layout.zeros.copy(), []
+        values, places = self._values, layout.places
+        for name, number in numbers.items():
+            values[places[name]] = number
+
+    def packed(self) -> bytes:
+        return self.layout.packer.pack(*self._values)
+
+    def _set(self, name: str, *values: Any) -> None:
+        place = self.layout.places[name]
+        self._values[place : place + len(values)] = values
+
+    def _address(self, tensor: Tensor) -> int:
+        self._tensors.append(tensor)
+        return tensor.data_ptr()
+
+    def write(self, **tensors: Tensor | None) -> None:
+        """Set pointers to outputs, which must be contiguous: a copy would be written in their place."""
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                assert tensor.is_contiguous(), name
+                assert not tensor.is_neg(), name
+                self._set(name, self._address(tensor))
+
+    def read(self, **tensors: Tensor | None) -> None:
+        """Set pointers to inputs, copied where they are not contiguous."""
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                self._set(name, self._address(_plain(tensor).contiguous()))
+
+    def read_strided(self, **tensors: Tensor | None) -> None:
+        """Set strided fields to inputs (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1, which repeat."""
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                tensor = _plain(tensor)
+                self._set(name, self._address(tensor), *_steps(tensor.shape, tensor.stride()))
+
+    def read_tokens(self, **tensors: Tensor) -> None:
+        """Set strided fields to tokens (b, h, i, features), copied where their features are not adjacent."""
+        for name, tensor in tensors.items():
+            adjacent = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+            self.read_strided(**{name: tensor if adjacent else tensor.contiguous()})
+
+
+def _steps(shape: Iterable[int], strides: Iterable[int]) -> list[int]:
+    return [0 if size == 1 else step for size, step in zip(shape, strides, strict=True)]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor with its values in memory: a negative view stores the opposite of what it shows."""
+    return tensor.resolve_neg()
+
+
+def stated_layouts(library: ctypes.CDLL) -> tuple[Layout, Layout] | str:
+    """The layouts of attention and of the operator that a compiled library states, or why it cannot be called."""
+    remedy = "reinstall sinkformers, so that both are built from the same sources"
+    different = "it was built from other sources than this Python package"
+    try:
+        library.sinkformers_structure.restype = ctypes.c_char_p
+        library.sinkformers_smallest_exponent.restype = ctypes.c_double
+        number = library.sinkformers_interface()
+    except AttributeError:
+        return f"{different}, and states no interface; {remedy}"
+    if number != INTERFACE:
+        return f"{different} (interface {number}, expected {INTERFACE}); {remedy}"
+    attention, operator = (Layout(library.sinkformers_structure(which).decode()) for which in range(2))
+    for which, layout in enumerate((attention, operator)):
+        size = library.sinkformers_size(which)
+        if layout.packer.size != size:
+            return f"{different} (a structure takes {size} bytes, not {layout.packer.size}); {remedy}"
+    return attention, operator
