@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+CXX_SOURCES = $(wildcard src/sinkformers/kernels/native/*.h src/sinkformers/kernels/native/*.cpp fuzzing/*.cpp)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
@@ -38,13 +39,15 @@ test-sanitize: .venv/installed ## the native kernels under sanitizers: address a
 lint: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 
 types: .venv/installed
 	$(BIN)/pyright
 
-format: .venv/installed ## let ruff mend what it can
+format: .venv/installed ## fix what ruff and clang-format can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 bench: .venv/installed ## every benchmark, then its page (about half an hour on a quiet machine)
 	$(BIN)/python -m benchmarks

@@ -1,5 +1,5 @@
-// Eight threads that call the kernels at once, for ThreadSanitizer: each must get to the bit what one thread alone gets.
-// Built without OpenMP, whose synchronisation the sanitizer does not know; `threads <library>`.
+// Eight threads that call the kernels at once, for ThreadSanitizer: each must get to the bit what one thread alone
+// gets. Built without OpenMP, whose synchronisation the sanitizer does not know; `threads <library>`.
 #include "arguments.h"
 #include <cstdio>
 #include <cstdlib>
@@ -42,7 +42,8 @@ template <class T> static std::vector<std::vector<T>> attention(int seed) {
     std::vector<uint8_t> keys(heads * m, 1), safe(heads);
     for (uint8_t &key : keys) key = p.random() % 4 != 0;
     AttentionArguments args{};
-    args.batch = 1, args.heads = heads, args.n = n, args.m = m, args.d = d, args.e = e, args.n_iters = steps, args.threads = 1;
+    args.batch = 1, args.heads = heads, args.n = n, args.m = m, args.d = d, args.e = e, args.n_iters = steps,
+    args.threads = 1;
     args.workspace = seed % 2 ? 64 << 20 : 0;
     args.scale = 0.5;
     args.safe_product = sizeof(T) == 4 ? 1e30 : 1e280;
@@ -67,7 +68,8 @@ template <class T> static std::vector<std::vector<T>> attention(int seed) {
 template <class T> static std::vector<std::vector<T>> normalize(int seed) {
     Problem<T> p(seed);
     const bool tiny = seed % 2;
-    const int64_t batch = p.size(tiny ? 700 : 3), n = p.size(tiny ? 6 : 40), m = p.size(tiny ? 6 : 40), steps = p.size(6);
+    const int64_t batch = p.size(tiny ? 700 : 3), n = p.size(tiny ? 6 : 40), m = p.size(tiny ? 6 : 40),
+                  steps = p.size(6);
     std::vector<uint8_t> safe(batch);
     OperatorArguments args{};
     args.batch = batch, args.n = n, args.m = m, args.n_iters = steps, args.threads = 1;

@@ -25,7 +25,7 @@ def intercepted(tensors: list[Tensor]) -> bool:
         or torch._C._get_tracing_state() is not None
         or in_forward_mode()
         or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
-        or any([type(tensor) not in _PLAIN or tensor.is_meta for tensor in tensors])
+        or any(type(tensor) not in _PLAIN or tensor.is_meta for tensor in tensors)
     )
 
 

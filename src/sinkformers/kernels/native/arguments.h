@@ -1,30 +1,34 @@
-// The arguments of the kernels. Each list below is the one description of a structure: C++ declares it from the list, and
-// Python builds its own from the text that the compiled library states (`sinkformers_structure`), field by field and by name.
+// The arguments of the kernels. Each list below is the one description of a structure: C++ declares it from the list,
+// and Python builds its own from the text that the compiled library states (`sinkformers_structure`), field by field
+// and by name.
 #pragma once
 #include <cstdint>
 
 extern "C" {
-struct Strided {  // element (b, h, i) or (b, h, i, j), strides in elements; unit stride along features
+struct Strided { // element (b, h, i) or (b, h, i, j), strides in elements; unit stride along features
     void *data;
     int64_t b, h, i, j;
 };
 }
 
 // workspace: bytes that stored kernels may take. masked_bias: a bias at or below means masked. safe_product: a head is
-// unsafe once max u · max v reaches it. Contiguous: out (b, h, n, e), u (b, h, row steps, n), s (b, h, column steps, m),
-// r (b, h, n), safe (b, h) and the gradients; d_bias (b, h, n, m) may be null.
-#define ATTENTION_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                                        \
-    INT(batch) INT(heads) INT(n) INT(m) INT(d) INT(e) INT(n_iters) INT(threads) INT(workspace)                         \
-    STRIDED(query) STRIDED(key) STRIDED(value) STRIDED(bias) STRIDED(entries) STRIDED(queries) STRIDED(keys)           \
-    STRIDED(tau) REAL(scale) REAL(dropout_p) REAL(masked_bias) REAL(safe_product) BITS(seed) INT(l2) INT(drops)        \
-    STRIDED(d_out) DATA(out) DATA(u) DATA(s) DATA(r) BYTES(safe)                                                       \
+// unsafe once max u · max v reaches it. Contiguous: out (b, h, n, e), u (b, h, row steps, n), s (b, h, column steps,
+// m), r (b, h, n), safe (b, h) and the gradients; d_bias (b, h, n, m) may be null.
+// clang-format off
+#define ATTENTION_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                            \
+    INT(batch) INT(heads) INT(n) INT(m) INT(d) INT(e) INT(n_iters) INT(threads) INT(workspace)             \
+    STRIDED(query) STRIDED(key) STRIDED(value)                                                             \
+    STRIDED(bias) STRIDED(entries) STRIDED(queries) STRIDED(keys) STRIDED(tau)                             \
+    REAL(scale) REAL(dropout_p) REAL(masked_bias) REAL(safe_product) BITS(seed) INT(l2) INT(drops)         \
+    STRIDED(d_out) DATA(out) DATA(u) DATA(s) DATA(r) BYTES(safe)                                           \
     DATA(d_query) DATA(d_key) DATA(d_value) DATA(d_bias) DATA(d_tau)
 
 // Contiguous: scores and weights (batch, n, m), row_weight (batch, n), col_target (batch, m), tau (batch).
-#define OPERATOR_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                                         \
-    INT(batch) INT(n) INT(m) INT(n_iters) INT(threads) REAL(safe_product)                                              \
-    DATA(scores) DATA(row_weight) DATA(col_target) DATA(tau) DATA(d_weights)                                           \
+#define OPERATOR_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                             \
+    INT(batch) INT(n) INT(m) INT(n_iters) INT(threads) REAL(safe_product)                                  \
+    DATA(scores) DATA(row_weight) DATA(col_target) DATA(tau) DATA(d_weights)                               \
     DATA(weights) DATA(u) DATA(s) DATA(r) BYTES(safe) DATA(d_scores) DATA(d_tau)
+// clang-format on
 
 #define DECLARE_INT(name) int64_t name;
 #define DECLARE_REAL(name) double name;

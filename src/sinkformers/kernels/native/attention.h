@@ -1,10 +1,12 @@
-// Attention, one head at a time, on the pass plan: the kernel A = exp(C − rowmax) is made once per direction, in row blocks
-// that stay in cache, each pass over it serves two iterations, and the first and the last pass carry the products.
+// Attention, one head at a time, on the pass plan: the kernel A = exp(C − rowmax) is made once per direction, in row
+// blocks that stay in cache, each pass over it serves two iterations, and the first and the last pass carry the
+// products.
 //
-// A head belongs to a team. A team of one is a thread with a head of its own; a larger team shares the rows of one head, and
-// adds up column sums in the order of its members, so that a result depends on the size of the team and on nothing else.
-// Tokens out of the game are left out when the head is packed: what is not there costs nothing and cannot leak. Tokens that all
-// take part and already lie as the products want them are read, and their gradients written, where they are.
+// A head belongs to a team. A team of one is a thread with a head of its own; a larger team shares the rows of one
+// head, and adds up column sums in the order of its members, so that a result depends on the size of the team and on
+// nothing else. Masked tokens are left out when the head is packed: they cost nothing and cannot
+// leak. Tokens without a mask that already lie as the products need them are read, and their gradients written,
+// where they are.
 #pragma once
 #include "arguments.h"
 #include "rows.h"
@@ -19,14 +21,15 @@ template <class T> struct Head {
     const int n, m, d, e, mp, dp, ep, rows_steps, col_steps, width, block;
     const bool stored;
     int64_t b, h, index;
-    int live_n, live_m, cols, ld;  // rows and columns in the game; cols is live_m in whole vectors, ld a row of the kernel
+    int live_n, live_m, cols,
+        ld; // valid rows and columns; cols is live_m in whole vectors, ld a row of the kernel
     T rho, tau;
     bool relaxed;
     // shared by the team
     int32_t *row_at, *col_at, *counts;
     T *packed_q, *packed_k, *kt, *packed_v, *start, *a, *vv, *part, *aside, *u, *s, *tops;
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
-    const T *q, *k;  // packed or not, rows dp apart
+    const T *q, *k; // packed or not, rows dp apart
     // a member's own
     T *scratch, *drop, *narrow;
 
@@ -37,9 +40,10 @@ template <class T> struct Head {
         return std::min(round_up(n, MR), std::max(stored ? MR : 4 * MR, fit));
     }
     Head(const AttentionArguments &args, Team team, bool backward, bool stored, char *base)
-        : args(args), team(team), backward(backward), n((int)args.n), m((int)args.m), d((int)args.d), e((int)args.e), mp(round_up(m, COLUMNS<T>)),
-          dp(round_up(d, LANES<T>)), ep(round_up(e, LANES<T>)), rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2),
-          width(ep + (int)args.n_iters), block(block_rows(n, mp, stored)), stored(stored) {
+        : args(args), team(team), backward(backward), n((int)args.n), m((int)args.m), d((int)args.d), e((int)args.e),
+          mp(round_up(m, COLUMNS<T>)), dp(round_up(d, LANES<T>)), ep(round_up(e, LANES<T>)),
+          rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2), width(ep + (int)args.n_iters),
+          block(block_rows(n, mp, stored)), stored(stored) {
         Arena arena{base};
         carve(arena);
     }
@@ -83,39 +87,50 @@ template <class T> struct Head {
         narrow = narrow ? narrow + team.id * each : nullptr;
         measured = arena.used;
     }
-    // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all rows:
-    // about 48 KiB of them, one tile at least.
+    // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all
+    // rows: about 48 KiB of them, one tile at least.
     static int narrow_rows(int width) { return std::max(MR, std::min(8 * MR, 2048 / std::max(1, width) * MR)); }
     // to[row_at[i0 + i]] = the first `count` of `width` columns of row i of c·right, times by[i] where given.
-    void product_to_rows(int i0, int rows, const T *c, Right<T> right, int width, int count, T *to, const T *by = nullptr) const {
+    void product_to_rows(int i0, int rows, const T *c, Right<T> right, int width, int count, T *to,
+                         const T *by = nullptr) const {
         const int most = narrow_rows(width);
         for (int i = 0; i < rows; i += most) {
             const int some = std::min(most, rows - i);
-            product<T, SET>(some, width, live_m, c + (size_t)i * ld, ld, 1, right, nullptr, narrow, width, by ? by + i : nullptr);
-            for (int r = 0; r < some; r++) std::copy(narrow + (size_t)r * width, narrow + (size_t)r * width + count, to + (size_t)row_at[i0 + i + r] * count);
+            product<T, SET>(some, width, live_m, c + (size_t)i * ld, ld, 1, right, nullptr, narrow, width,
+                            by ? by + i : nullptr);
+            for (int r = 0; r < some; r++)
+                std::copy(narrow + (size_t)r * width, narrow + (size_t)r * width + count,
+                          to + (size_t)row_at[i0 + i + r] * count);
         }
     }
 
     template <class P> P *at(const Strided &t) const { return (P *)t.data + b * t.b + h * t.h; }
     // An empty tensor may have no memory at all, which memset would not take.
     static void zero(void *base, size_t from, size_t count) { std::fill_n((T *)base + from, count, (T)0); }
-    T *saved(void *base, int steps, int step, int count) const { return (T *)base + ((size_t)index * steps + step) * count; }
+    T *saved(void *base, int steps, int step, int count) const {
+        return (T *)base + ((size_t)index * steps + step) * count;
+    }
 
-    // ---- who takes part, and the packed copies ------------------------------------------------------------------------
+    // ---- valid tokens, and the packed copies
+    // ------------------------------------------------------------------------
     bool taking_part(int i, int j) const {
-        if (args.entries.data && !at<const uint8_t>(args.entries)[i * args.entries.i + j * args.entries.j]) return false;
-        if (args.bias.data && at<const T>(args.bias)[i * args.bias.i + j * args.bias.j] <= (T)args.masked_bias) return false;
+        if (args.entries.data && !at<const uint8_t>(args.entries)[i * args.entries.i + j * args.entries.j])
+            return false;
+        if (args.bias.data && at<const T>(args.bias)[i * args.bias.i + j * args.bias.j] <= (T)args.masked_bias)
+            return false;
         return true;
     }
     void find_participants() {
         live_n = live_m = 0;
         const uint8_t *queries = args.queries.data ? at<const uint8_t>(args.queries) : nullptr;
         const uint8_t *keys = args.keys.data ? at<const uint8_t>(args.keys) : nullptr;
-        for (int i = 0; i < n; i++) if (!queries || queries[i * args.queries.i]) row_at[live_n++] = i;
-        for (int j = 0; j < m; j++) if (!keys || keys[j * args.keys.i]) col_at[live_m++] = j;
+        for (int i = 0; i < n; i++)
+            if (!queries || queries[i * args.queries.i]) row_at[live_n++] = i;
+        for (int j = 0; j < m; j++)
+            if (!keys || keys[j * args.keys.i]) col_at[live_m++] = j;
         if (args.entries.data || args.bias.data) {
             int rows = 0, kept = 0;
-            uint8_t *seen = (uint8_t *)vv;  // not needed yet
+            uint8_t *seen = (uint8_t *)vv; // not needed yet
             std::memset(seen, 0, live_m);
             for (int i = 0; i < live_n; i++) {
                 bool any = false;
@@ -126,7 +141,8 @@ template <class T> struct Head {
                 }
                 if (any) row_at[rows++] = row_at[i];
             }
-            for (int j = 0; j < live_m; j++) if (seen[j]) col_at[kept++] = col_at[j];
+            for (int j = 0; j < live_m; j++)
+                if (seen[j]) col_at[kept++] = col_at[j];
             live_n = rows;
             live_m = kept;
         }
@@ -149,23 +165,28 @@ template <class T> struct Head {
         rho = live_m ? (T)live_n / (T)live_m : 1;
         relaxed = args.tau.data != nullptr;
         tau = relaxed ? *at<const T>(args.tau) : 1;
-        // The scale goes into the transposed keys, and in backward into Y; only a gradient of the bias wants it elsewhere.
+        // The scale goes into the transposed keys, and in backward into Y; only a gradient of the bias needs it
+        // elsewhere.
         const bool apart = backward && args.d_bias;
         const T scale = apart ? (T)args.scale : 1;
         int from, to;
         team.share(live_n, from, to);
         q = all_rows() && !apart && lies_packed(args.query, d, dp) ? at<const T>(args.query) : packed_q;
         if (q == packed_q)
-            for (int i = from; i < to; i++) scaled(packed_q + (size_t)i * dp, at<const T>(args.query) + row_at[i] * args.query.i, scale, d);
+            for (int i = from; i < to; i++)
+                scaled(packed_q + (size_t)i * dp, at<const T>(args.query) + row_at[i] * args.query.i, scale, d);
         share_columns(from, to);
         if (backward) {
             k = all_cols() && !apart && lies_packed(args.key, d, dp) ? at<const T>(args.key) : packed_k;
             if (k == packed_k)
-                for (int j = from; j < std::min(to, live_m); j++) scaled(packed_k + (size_t)j * dp, key_row(j), scale, d);
+                for (int j = from; j < std::min(to, live_m); j++)
+                    scaled(packed_k + (size_t)j * dp, key_row(j), scale, d);
         }
         // A column that only fills up a vector has the score minus infinity, whatever the product adds.
         for (int j = from; j < to; j++)
-            start[j] = j >= live_m ? -std::numeric_limits<T>::infinity() : args.l2 ? (T)(-0.5 * args.scale) * dot_plain(key_row(j), key_row(j), d) : 0;
+            start[j] = j >= live_m ? -std::numeric_limits<T>::infinity()
+                       : args.l2   ? (T)(-0.5 * args.scale) * dot_plain(key_row(j), key_row(j), d)
+                                   : 0;
         for (int j = from; j < to; j += 4) transpose_keys(j, apart ? 1 : (T)args.scale);
         team.barrier();
     }
@@ -177,13 +198,15 @@ template <class T> struct Head {
     const T *key_row(int j) const { return at<const T>(args.key) + col_at[j < live_m ? j : 0] * args.key.i; }
     const T *value_row(int j) const { return at<const T>(args.value) + col_at[j < live_m ? j : 0] * args.value.i; }
     void transpose_keys(int j, T scale) {
-        const T *rows[4] = {key_row(j), key_row(j + 1), key_row(j + 2), key_row(j + 3)}, by[4] = {scale, scale, scale, scale};
-        transpose_four(rows, by, d, kt + (size_t)(j / PANEL<T>) * PANEL<T> * d + j % PANEL<T>, PANEL<T>);
+        const T *rows[4] = {key_row(j), key_row(j + 1), key_row(j + 2), key_row(j + 3)},
+                by[4] = {scale, scale, scale, scale};
+        transpose_four(rows, by, d, kt + (size_t)(j / PANEL<T>)*PANEL<T> * d + j % PANEL<T>, PANEL<T>);
     }
     Right<T> packed(const T *base, int depth) const { return {base, (size_t)PANEL<T> * depth, (size_t)PANEL<T>}; }
     Right<T> plain(const T *base, int ld) const { return {base, (size_t)PANEL<T>, (size_t)ld}; }
 
-    // ---- the kernel ---------------------------------------------------------------------------------------------------
+    // ---- the kernel
+    // ---------------------------------------------------------------------------------------------------
     T *rows_of_kernel(int i0) const { return stored ? a + (size_t)i0 * ld : scratch; }
     void scores(int i0, int rows) {
         T *c = rows_of_kernel(i0);
@@ -200,14 +223,16 @@ template <class T> struct Head {
     // Scores and exponentials with known maxima: the kernel a second time.
     void again(int i0, int rows) {
         scores(i0, rows);
-        for (int i = 0; i < rows; i++) exponentiate(rows_of_kernel(i0) + (size_t)i * ld, rows_of_kernel(i0) + (size_t)i * ld, ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], cols);
+        for (int i = 0; i < rows; i++)
+            exponentiate(rows_of_kernel(i0) + (size_t)i * ld, rows_of_kernel(i0) + (size_t)i * ld,
+                         ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], cols);
     }
     template <class F> void blocks(bool back, F &&f) const {
         int from, to;
         team.share(live_n, from, to);
         const int count = (to - from + block - 1) / block;
         Aside<T> sums(own_part(), aside + (size_t)team.id * mp, cols, to - from);
-        for (int p = 0; p < count; p++) {  // to and fro: the end of one pass is still in cache for the next
+        for (int p = 0; p < count; p++) { // to and fro: the end of one pass is still in cache for the next
             const int i0 = from + (back ? count - 1 - p : p) * block;
             f(i0, std::min(block, to - i0));
             sums.added(block);
@@ -220,24 +245,28 @@ template <class T> struct Head {
     // v from column sums, over a share of the columns; 0 where there is none.
     void scalings(const T *sums, T *to, int from, int until) const {
         const int live = std::min(until, live_m);
-        if (relaxed) for (int j = from; j < live; j++) to[j] = std::exp(tau * std::log(rho / sums[j]));
-        else for (int j = from; j < live; j++) to[j] = rho / sums[j];
+        if (relaxed)
+            for (int j = from; j < live; j++) to[j] = std::exp(tau * std::log(rho / sums[j]));
+        else
+            for (int j = from; j < live; j++) to[j] = rho / sums[j];
         std::fill(to + std::max(from, live), to + std::max(from, until), (T)0);
     }
-    // Between the caller's vectors, which have all tokens, and ours, which have those taking part.
+    // Between the caller's vectors, which have all tokens, and ours, which have the valid ones.
     void take(T *to, const T *all, const int32_t *places, bool whole, int from, int until) const {
         if (whole) std::copy(all + from, all + std::max(from, until), to + from);
-        else for (int i = from; i < until; i++) to[i] = all[places[i]];
+        else
+            for (int i = from; i < until; i++) to[i] = all[places[i]];
     }
     void give(const T *from_ours, T *all, const int32_t *places, bool whole, int from, int until) const {
         if (whole) std::copy(from_ours + from, from_ours + std::max(from, until), all + from);
-        else for (int i = from; i < until; i++) all[places[i]] = from_ours[i];
+        else
+            for (int i = from; i < until; i++) all[places[i]] = from_ours[i];
     }
     void drop_rows(int i0, int rows) const {
         const Dropout dropout(args.seed, index, args.dropout_p);
         for (int i = 0; i < rows; i++) dropout.row<T>(row_at[i0 + i], col_at, live_m, cols, drop + (size_t)i * ld);
     }
-    // The kernel's rows under dropout, where products with the values want them.
+    // The kernel's rows under dropout, where products with the values need them.
     const T *dropped(int i0, int rows) const {
         const T *c = rows_of_kernel(i0);
         if (!args.drops) return c;
@@ -246,4 +275,4 @@ template <class T> struct Head {
         return drop;
     }
 };
-}  // namespace ISA
+} // namespace ISA

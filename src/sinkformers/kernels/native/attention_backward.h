@@ -1,5 +1,5 @@
-// The backward pass of a head: A again, then the steps walked back, each leaving one rank-one term, so that the gradient of
-// the scores is A∘(X Yᵀ): one product, with n_iters more columns than SoftMax attention has.
+// The backward pass of a head: A again, then the steps walked back, each leaving one rank-one term, so that the
+// gradient of the scores is A∘(X Yᵀ): one product, with n_iters more columns than SoftMax attention has.
 #pragma once
 #include "attention.h"
 
@@ -7,9 +7,9 @@ namespace ISA {
 
 template <class T> struct Backward : Head<T> {
     using Head<T>::Head;
-    T d_tau, gain;  // gain: how much of the scale is in Y
-    T left, right;  // the largest entries of X, and of Y before the gain
-    int term;  // columns of X and Y filled so far
+    T d_tau, gain; // gain: how much of the scale is in Y
+    T left, right; // the largest entries of X, and of Y before the gain
+    int term;      // columns of X and Y filled so far
 
     void run(int64_t head) {
         this->enter(head);
@@ -35,7 +35,8 @@ template <class T> struct Backward : Head<T> {
     }
     void clear() {
         const auto &args = this->args;
-        const size_t sizes[] = {(size_t)(args.n * args.d), (size_t)(args.m * args.d), (size_t)(args.m * args.e), (size_t)(args.d_bias ? args.n * args.m : 0)};
+        const size_t sizes[] = {(size_t)(args.n * args.d), (size_t)(args.m * args.d), (size_t)(args.m * args.e),
+                                (size_t)(args.d_bias ? args.n * args.m : 0)};
         void *const bases[] = {args.d_query, args.d_key, args.d_value, args.d_bias};
         for (int t = 0; t < 4; t++) this->zero(bases[t], this->index * sizes[t], sizes[t]);
         ((T *)args.d_tau)[this->index] = 0;
@@ -55,10 +56,14 @@ template <class T> struct Backward : Head<T> {
         }
         see(right, values, from, to);
     }
-    static void see(T &top, const T *values, int from, int to) { top = bigger(top, largest(values + from, std::max(0, to - from))); }
-    // Y is packed in panels, one row a term.
-    T *y_term(int j, int t) const { return this->y + (size_t)(j / PANEL<T>) * PANEL<T> * this->width + (size_t)t * PANEL<T> + j % PANEL<T>; }
-    void put_v(T *to, int step) const {  // v after a column step, by members' shares
+    static void see(T &top, const T *values, int from, int to) {
+        top = bigger(top, largest(values + from, std::max(0, to - from)));
+    }
+    // Y is packed in panels, one row per term.
+    T *y_term(int j, int t) const {
+        return this->y + (size_t)(j / PANEL<T>)*PANEL<T> * this->width + (size_t)t * PANEL<T> + j % PANEL<T>;
+    }
+    void put_v(T *to, int step) const { // v after a column step, by members' shares
         int from, until;
         this->share_columns(from, until);
         const int live = std::min(until, this->live_m);
@@ -66,14 +71,16 @@ template <class T> struct Backward : Head<T> {
             std::fill(to + from, to + std::max(from, live), (T)1);
             std::fill(to + std::max(from, live), to + std::max(from, until), (T)0);
         } else {
-            this->take(to, this->saved(this->args.s, this->col_steps, step, this->m), this->col_at, this->all_cols(), from, live);
+            this->take(to, this->saved(this->args.s, this->col_steps, step, this->m), this->col_at, this->all_cols(),
+                       from, live);
             this->scalings(to, to, from, until);
         }
     }
     void get_u(int step) {
         int from, to;
         this->team.share(this->live_n, from, to);
-        this->take(this->u, this->saved(this->args.u, this->rows_steps, step, this->n), this->row_at, this->all_rows(), from, to);
+        this->take(this->u, this->saved(this->args.u, this->rows_steps, step, this->n), this->row_at, this->all_rows(),
+                   from, to);
     }
     // The last scalings; df = rowsum(dO∘O), which needs no pass; X's first columns.
     void begin(bool ends_on_rows) {
@@ -94,7 +101,7 @@ template <class T> struct Backward : Head<T> {
         if (ends_on_rows) put_x(term, -1, this->alpha, from, to);
         this->team.barrier();
     }
-    // A again, and what the values and the last row step ask of it.
+    // A again, and what the values and the last row step need of it.
     void first_pass(bool ends_on_rows) {
         T *sum = this->own_part(), *z = where_values();
         std::fill(sum, sum + this->cols, (T)0);
@@ -102,19 +109,25 @@ template <class T> struct Backward : Head<T> {
         this->blocks(false, [&](int i0, int rows) {
             this->again(i0, rows);
             sum_over_rows(fresh, rows, this->dropped(i0, rows), x_row(i0), this->width, z, this->ep);
-            if (ends_on_rows && this->col_steps) add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum, this->cols);
+            if (ends_on_rows && this->col_steps)
+                add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum, this->cols);
         });
         if (fresh) std::fill(z, z + (size_t)this->live_m * this->ep, (T)0);
         gather<T>(this->team, this->part, this->mp, this->s, this->cols);
-        if (this->team.size > 1) gather<T>(this->team, this->z, (size_t)this->mp * this->ep, this->z, this->live_m * this->ep);
+        if (this->team.size > 1)
+            gather<T>(this->team, this->z, (size_t)this->mp * this->ep, this->z, this->live_m * this->ep);
     }
     // Where a member adds up its share of dV: at its final place where it has it for itself.
     bool values_in_place() const { return this->team.size == 1 && this->all_cols() && this->e == this->ep; }
     bool keys_in_place() const { return this->team.size == 1 && this->all_cols() && this->d == this->dp; }
     T *d_value() const { return (T *)this->args.d_value + (size_t)this->index * this->m * this->e; }
     T *d_key() const { return (T *)this->args.d_key + (size_t)this->index * this->m * this->d; }
-    T *where_values() const { return values_in_place() ? d_value() : this->z + (size_t)this->team.id * this->mp * this->ep; }
-    T *where_keys() const { return keys_in_place() ? d_key() : this->grad + (size_t)this->team.id * this->mp * this->dp; }
+    T *where_values() const {
+        return values_in_place() ? d_value() : this->z + (size_t)this->team.id * this->mp * this->ep;
+    }
+    T *where_keys() const {
+        return keys_in_place() ? d_key() : this->grad + (size_t)this->team.id * this->mp * this->dp;
+    }
     // to (+)= cᵀ b over some rows.
     void sum_over_rows(bool &fresh, int rows, const T *c, const T *b, int ld, T *to, int width) {
         if (fresh) product<T, SET>(this->live_m, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, to, width);
@@ -155,7 +168,9 @@ template <class T> struct Backward : Head<T> {
         for (int j = from; j < std::min(to, this->live_m); j++) {
             const Vec<T> by = splat(this->vv[j]);
             const T *value = this->value_row(j);
-            along<T>(this->e, [&](int c) { seen.see(by * load(value + c)); }, [&](int c, int some) { seen.see(by * load_some(value + c, some, (T)0)); });
+            along<T>(
+                this->e, [&](int c) { seen.see(by * load(value + c)); },
+                [&](int c, int some) { seen.see(by * load_some(value + c, some, (T)0)); });
         }
         right = bigger(right, seen.found());
     }
@@ -165,8 +180,10 @@ template <class T> struct Backward : Head<T> {
         this->share_columns(from, to);
         const int live = std::min(to, this->live_m);
         T *y = this->s;
-        this->take(y, this->saved(this->args.s, this->col_steps, step, this->m), this->col_at, this->all_cols(), from, live);
-        if (this->relaxed) for (int j = from; j < live; j++) d_tau -= this->dg[j] * std::log(y[j] / this->rho);
+        this->take(y, this->saved(this->args.s, this->col_steps, step, this->m), this->col_at, this->all_cols(), from,
+                   live);
+        if (this->relaxed)
+            for (int j = from; j < live; j++) d_tau -= this->dg[j] * std::log(y[j] / this->rho);
         for (int j = from; j < live; j++) y[j] = this->tau * this->dg[j] / y[j];
         std::fill(y + std::max(from, live), y + std::max(from, to), (T)0);
         put_v(this->vprev, step - 1);
@@ -177,7 +194,7 @@ template <class T> struct Backward : Head<T> {
         put_x(term - 2, -1, this->u, from, to);
         this->team.barrier();
     }
-    // α of a row step: its df is −u∘(A y), plus what the output itself asked of the last row step.
+    // α of a row step: its df is −u∘(A y), plus the part of the output in the last row step.
     void row_step(int i0, int rows, const T *c, bool first) {
         T through[Head<T>::FEW];
         for (int i = 0; i < rows; i += this->FEW) {
@@ -204,7 +221,7 @@ template <class T> struct Backward : Head<T> {
             }
         });
         this->team.barrier();
-        // dg replaces the sum it came from only once everybody is done with y.
+        // dg replaces the sum it came from only once all members are done with y.
         gather<T>(this->team, this->part, this->mp, this->s, this->cols);
         int from, to;
         this->share_columns(from, to);
@@ -222,7 +239,8 @@ template <class T> struct Backward : Head<T> {
             if (!this->stored) this->again(i0, rows);
             T *c = this->rows_of_kernel(i0);
             if (this->col_steps) row_step(i0, rows, c, first);
-            if (!args.drops) product<T, TIMES>(rows, this->cols, term, x_row(i0), this->width, 1, y, nullptr, c, this->ld);
+            if (!args.drops)
+                product<T, TIMES>(rows, this->cols, term, x_row(i0), this->width, 1, y, nullptr, c, this->ld);
             else gradient_under_dropout(i0, rows, c, y);
             for (int i = 0; args.l2 && i < rows; i++) {
                 const T one = 1;
@@ -234,7 +252,8 @@ template <class T> struct Backward : Head<T> {
         });
         if (fresh) std::fill(grad, grad + (size_t)this->live_m * this->dp, (T)0);
         gather<T>(this->team, this->part, this->mp, this->s, this->cols);
-        if (this->team.size > 1) gather<T>(this->team, this->grad, (size_t)this->mp * this->dp, this->grad, this->live_m * this->dp);
+        if (this->team.size > 1)
+            gather<T>(this->team, this->grad, (size_t)this->mp * this->dp, this->grad, this->live_m * this->dp);
     }
     // Dropout multiplies what comes from the values, not what comes from the steps.
     void gradient_under_dropout(int i0, int rows, T *c, Right<T> y) {
@@ -242,19 +261,23 @@ template <class T> struct Backward : Head<T> {
         this->drop_rows(i0, rows);
         product<T, TIMES>(rows, this->cols, this->ep, x_row(i0), this->width, 1, y, nullptr, this->drop, this->ld);
         const Right<T> rest{y.base + (size_t)this->ep * PANEL<T>, y.stride, y.ld};
-        product<T, ADD>(rows, this->cols, steps, x_row(i0) + this->ep, this->width, 1, rest, nullptr, this->drop, this->ld);
-        for (int i = 0; i < rows; i++) multiply(c + (size_t)i * this->ld, this->drop + (size_t)i * this->ld, this->cols);
+        product<T, ADD>(rows, this->cols, steps, x_row(i0) + this->ep, this->width, 1, rest, nullptr, this->drop,
+                        this->ld);
+        for (int i = 0; i < rows; i++)
+            multiply(c + (size_t)i * this->ld, this->drop + (size_t)i * this->ld, this->cols);
     }
     void put_bias(int i0, int rows, const T *c) const {
         T *d_bias = (T *)this->args.d_bias + (size_t)this->index * this->n * this->m;
         for (int i = 0; i < rows; i++)
-            for (int j = 0; j < this->live_m; j++) d_bias[(size_t)this->row_at[i0 + i] * this->m + this->col_at[j]] = c[(size_t)i * this->ld + j];
+            for (int j = 0; j < this->live_m; j++)
+                d_bias[(size_t)this->row_at[i0 + i] * this->m + this->col_at[j]] = c[(size_t)i * this->ld + j];
     }
     void queries(int i0, int rows, const T *c) const {
         T *d_query = (T *)this->args.d_query + (size_t)this->index * this->n * this->d;
         const Right<T> keys = this->plain(this->k, this->dp);
         if (this->all_rows() && this->d == this->dp)
-            return product<T, SET>(rows, this->dp, this->live_m, c, this->ld, 1, keys, nullptr, d_query + (size_t)i0 * this->d, this->d);
+            return product<T, SET>(rows, this->dp, this->live_m, c, this->ld, 1, keys, nullptr,
+                                   d_query + (size_t)i0 * this->d, this->d);
         this->product_to_rows(i0, rows, c, keys, this->dp, this->d, d_query);
     }
     void finish() {
@@ -288,8 +311,9 @@ template <class T> struct Backward : Head<T> {
             right = bigger(right, each[2]);
         }
         ((T *)this->args.d_tau)[this->index] = d_tau;
-        this->args.safe[this->index] = left * right * std::max((T)1, std::fabs(gain)) * term < std::numeric_limits<T>::max() / 4;
+        this->args.safe[this->index] =
+            left * right * std::max((T)1, std::fabs(gain)) * term < std::numeric_limits<T>::max() / 4;
     }
-    static T bigger(T a, T b) { return a != a || b <= a ? a : b; }  // NaN stays
+    static T bigger(T a, T b) { return a != a || b <= a ? a : b; } // NaN stays
 };
-}  // namespace ISA
+} // namespace ISA

@@ -6,7 +6,7 @@ namespace ISA {
 
 template <class T> struct Forward : Head<T> {
     using Head<T>::Head;
-    const T *values;  // as the output wants them, rows ep apart
+    const T *values; // as the output needs them, rows ep apart
 
     void run(int64_t head) {
         this->enter(head);
@@ -22,7 +22,7 @@ template <class T> struct Forward : Head<T> {
         if (this->team.id == 0) this->args.safe[this->index] = safe();
         this->team.barrier();
     }
-    // Whether max u · max v stayed in range at every step, and v∘V leaves room for a sum. NaN did not.
+    // Whether max u · max v stayed in range at every step, and sums of v∘V stay in range. NaN is not safe.
     bool safe() const {
         const T limit = (T)this->args.safe_product;
         T u = 0, v = 1;
@@ -55,7 +55,8 @@ template <class T> struct Forward : Head<T> {
 
     void clear() {
         const auto &args = this->args;
-        const size_t sizes[] = {(size_t)(args.n * args.e), (size_t)(this->rows_steps * args.n), (size_t)(this->col_steps * args.m), (size_t)args.n};
+        const size_t sizes[] = {(size_t)(args.n * args.e), (size_t)(this->rows_steps * args.n),
+                                (size_t)(this->col_steps * args.m), (size_t)args.n};
         void *const bases[] = {args.out, args.u, args.s, args.r};
         for (int t = 0; t < 4; t++) this->zero(bases[t], this->index * sizes[t], sizes[t]);
         args.safe[this->index] = 1;
@@ -84,31 +85,35 @@ template <class T> struct Forward : Head<T> {
         if (!only) gather<T>(this->team, this->part, this->mp, this->s, this->cols);
         else this->team.barrier();
     }
-    // SoftMax wants the values as they are.
+    // SoftMax takes the values as they are.
     void take_values() {
         const auto &value = this->args.value;
-        values = this->all_cols() && this->lies_packed(value, this->e, this->ep) ? this->template at<const T>(value) : this->packed_v;
+        values = this->all_cols() && this->lies_packed(value, this->e, this->ep) ? this->template at<const T>(value)
+                                                                                 : this->packed_v;
         int from, to;
         this->team.share(this->live_m, from, to);
         if (values == this->packed_v)
-            for (int j = from; j < to; j++) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), (T)1, this->e);
+            for (int j = from; j < to; j++)
+                scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), (T)1, this->e);
         this->team.barrier();
     }
     void keep_u(int step, int i0, int rows) {
-        this->give(this->u, this->saved(this->args.u, this->rows_steps, step, this->n), this->row_at, this->all_rows(), i0, i0 + rows);
+        this->give(this->u, this->saved(this->args.u, this->rows_steps, step, this->n), this->row_at, this->all_rows(),
+                   i0, i0 + rows);
     }
     // v from the column sums.
     void column_step(int step) {
         T *s = this->saved(this->args.s, this->col_steps, step, this->m);
         int from, to;
         this->share_columns(from, to);
-        const bool last = step + 1 == this->col_steps;  // the values go into the last pass times v
+        const bool last = step + 1 == this->col_steps; // the values go into the last pass times v
         const int live = std::min(to, this->live_m);
         this->give(this->s, s, this->col_at, this->all_cols(), from, live);
         this->scalings(this->s, this->vv, from, to);
         if (last) {
             Largest<T> seen;
-            for (int j = from; j < live; j++) scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e, &seen);
+            for (int j = from; j < live; j++)
+                scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e, &seen);
             this->tops[this->team.id * (this->args.n_iters + 4) + this->args.n_iters] = seen.found();
         }
         note(2 * step + 1, this->vv, from, to);
@@ -141,8 +146,9 @@ template <class T> struct Forward : Head<T> {
         T *out = (T *)this->args.out + (size_t)this->index * this->n * this->e;
         const Right<T> values = this->plain(this->values, this->ep);
         if (this->all_rows() && this->e == this->ep)
-            return product<T, SET>(rows, this->ep, this->live_m, c, this->ld, 1, values, nullptr, out + (size_t)i0 * this->e, this->e, u);
+            return product<T, SET>(rows, this->ep, this->live_m, c, this->ld, 1, values, nullptr,
+                                   out + (size_t)i0 * this->e, this->e, u);
         this->product_to_rows(i0, rows, c, values, this->ep, this->e, out, u);
     }
 };
-}  // namespace ISA
+} // namespace ISA

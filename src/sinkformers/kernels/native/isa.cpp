@@ -49,12 +49,9 @@ template <class T> static void tiny_matrices(const OperatorArguments &args, cons
     tiny_groups<T, 0, 0>(args, share);
 }
 extern const Kernels kernels = {
-    {SMALLEST_EXPONENT<float>, SMALLEST_EXPONENT<double>},
-    {attention_bytes<float>, attention_bytes<double>},
-    {attention_heads<float>, attention_heads<double>},
-    {operator_bytes<float>, operator_bytes<double>},
-    {operator_matrices<float>, operator_matrices<double>},
-    {tiny_bytes<float>, tiny_bytes<double>},
+    {SMALLEST_EXPONENT<float>, SMALLEST_EXPONENT<double>}, {attention_bytes<float>, attention_bytes<double>},
+    {attention_heads<float>, attention_heads<double>},     {operator_bytes<float>, operator_bytes<double>},
+    {operator_matrices<float>, operator_matrices<double>}, {tiny_bytes<float>, tiny_bytes<double>},
     {tiny_matrices<float>, tiny_matrices<double>},
 };
-}  // namespace ISA
+} // namespace ISA

@@ -12,10 +12,10 @@ struct Share {
     int64_t (*next)(void *queue);
     void *queue;
 };
-// Tiny matrices are dealt so many at a time.
+// Tiny matrices are distributed so many at a time.
 constexpr int TINY_PORTION = 512;
 
-struct Kernels {  // [0] float, [1] double
+struct Kernels { // [0] float, [1] double
     double smallest_exponent[2];
     size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, bool stored);
     void (*attention_heads[2])(const AttentionArguments &, const Share &);

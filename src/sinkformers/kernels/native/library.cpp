@@ -1,4 +1,4 @@
-// The C interface: picks the instruction set, keeps the workspace, and deals heads to threads.
+// The C interface: picks the instruction set, keeps the workspace, and distributes heads over threads.
 #include "kernels.h"
 #include "sanitize.h"
 #include <algorithm>
@@ -16,17 +16,25 @@ static int omp_get_num_threads() { return 1; }
 
 #define EXPORT __attribute__((visibility("default")))
 
-namespace baseline { extern const Kernels kernels; }
+namespace baseline {
+extern const Kernels kernels;
+}
 #ifdef __x86_64__
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
 #endif
 
 namespace {
 int best_level() {
 #ifdef __x86_64__
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) return 2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        return 2;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
 #endif
     return 0;
@@ -40,8 +48,8 @@ const Kernels &chosen() {
     return baseline::kernels;
 }
 
-// Fresh pages cost more than the passes do, so one workspace is kept between calls. A caller that finds it taken, by another
-// thread or by a thread that was lost in a fork, works in memory of its own.
+// Fresh pages cost more than the passes do, so one workspace is kept between calls. A caller that finds it taken, by
+// another thread or by a thread that was lost in a fork, works in memory of its own.
 std::mutex taken;
 char *kept = nullptr;
 size_t kept_bytes = 0;
@@ -63,7 +71,8 @@ struct Workspace {
     char *base;
     size_t bytes;
     bool shared;
-    explicit Workspace(size_t wanted) : bytes((wanted + (2 << 20) - 1) / (2 << 20) * (2 << 20)), shared(taken.try_lock()) {
+    explicit Workspace(size_t wanted)
+        : bytes((wanted + (2 << 20) - 1) / (2 << 20) * (2 << 20)), shared(taken.try_lock()) {
         if (!shared) base = allocate(bytes);
         else {
             if (kept_bytes < bytes) {
@@ -84,13 +93,18 @@ struct Workspace {
 void wait_for_team() {
 #pragma omp barrier
 }
-struct Counter { std::atomic<int64_t> at; int64_t end; };
+struct Counter {
+    std::atomic<int64_t> at;
+    int64_t end;
+};
 int64_t take_next(void *queue) {
     Counter &counter = *(Counter *)queue;
     const int64_t at = counter.at.fetch_add(1);
     return at < counter.end ? at : -1;
 }
-struct Sequence { int64_t at, end; };
+struct Sequence {
+    int64_t at, end;
+};
 int64_t step_next(void *queue) {
     Sequence &sequence = *(Sequence *)queue;
     return sequence.at < sequence.end ? sequence.at++ : -1;
@@ -105,21 +119,25 @@ int team_size(int64_t wanted) {
 #endif
 }
 
-// Items are dealt to threads one by one, each with a workspace of its own; what is left over a team shares.
+// Items are distributed over threads one by one, each with a workspace of its own; what is left over a team shares.
 struct Plan {
-    int64_t items, alone;  // the first `alone` of the items are dealt
+    int64_t items, alone; // the first `alone` of the items are distributed
     size_t alone_bytes, team_bytes;
     bool backward, alone_stored, team_stored;
     int threads;
 };
-template <class Arguments> int deal(const Plan &plan, const Arguments &args, void (*work)(const Arguments &, const Share &)) {
-    Workspace workspace(std::max(plan.alone ? plan.alone_bytes * plan.threads : 0, plan.alone < plan.items ? plan.team_bytes : 0));
+template <class Arguments>
+int deal(const Plan &plan, const Arguments &args, void (*work)(const Arguments &, const Share &)) {
+    Workspace workspace(
+        std::max(plan.alone ? plan.alone_bytes * plan.threads : 0, plan.alone < plan.items ? plan.team_bytes : 0));
     if (!workspace.base) return 1;
     Counter counter{{0}, plan.alone};
 #pragma omp parallel num_threads(plan.threads) if (plan.threads > 1)
     {
         const int id = omp_get_thread_num(), size = omp_get_num_threads();
-        if (plan.alone) work(args, {0, 1, plan.backward, plan.alone_stored, workspace.base + id * plan.alone_bytes, nullptr, take_next, &counter});
+        if (plan.alone)
+            work(args, {0, 1, plan.backward, plan.alone_stored, workspace.base + id * plan.alone_bytes, nullptr,
+                        take_next, &counter});
         if (plan.alone < plan.items) {
 #pragma omp barrier
             Sequence rest{plan.alone, plan.items};
@@ -138,30 +156,47 @@ int attention(const AttentionArguments &args, bool is_double, bool backward) {
     const bool team_stored = matrix <= room;
     const int64_t alone = matrix * threads <= room ? whole_rounds(heads, threads) : 0;
     const auto bytes = use.attention_bytes[is_double];
-    return deal({heads, alone, bytes(args, 1, backward, true), bytes(args, threads, backward, team_stored), backward, true, team_stored, threads}, args, use.attention_heads[is_double]);
+    return deal({heads, alone, bytes(args, 1, backward, true), bytes(args, threads, backward, team_stored), backward,
+                 true, team_stored, threads},
+                args, use.attention_heads[is_double]);
 }
 int normalize(const OperatorArguments &args, bool is_double, bool backward) {
     const Kernels &use = chosen();
     const int threads = team_size(args.threads);
     const auto bytes = use.operator_bytes[is_double];
-    return deal({args.batch, whole_rounds(args.batch, threads), bytes(args, 1, backward), bytes(args, threads, backward), backward, true, true, threads}, args, use.operator_matrices[is_double]);
+    return deal({args.batch, whole_rounds(args.batch, threads), bytes(args, 1, backward),
+                 bytes(args, threads, backward), backward, true, true, threads},
+                args, use.operator_matrices[is_double]);
 }
 int normalize_tiny(const OperatorArguments &args, bool is_double, bool backward) {
     const Kernels &use = chosen();
     const int64_t portions = (args.batch + TINY_PORTION - 1) / TINY_PORTION;
-    return deal({portions, portions, use.tiny_bytes[is_double](args), 0, backward, true, true, team_size(args.threads)}, args, use.tiny_matrices[is_double]);
+    return deal({portions, portions, use.tiny_bytes[is_double](args), 0, backward, true, true, team_size(args.threads)},
+                args, use.tiny_matrices[is_double]);
 }
-}  // namespace
+} // namespace
 
 extern "C" {
-EXPORT int sinkformers_attention_forward(const AttentionArguments *args, int is_double) { return attention(*args, is_double, false); }
-EXPORT int sinkformers_attention_backward(const AttentionArguments *args, int is_double) { return attention(*args, is_double, true); }
-EXPORT int sinkformers_operator_forward(const OperatorArguments *args, int is_double) { return normalize(*args, is_double, false); }
-EXPORT int sinkformers_operator_backward(const OperatorArguments *args, int is_double) { return normalize(*args, is_double, true); }
-EXPORT int sinkformers_tiny_forward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, false); }
-EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_double) { return normalize_tiny(*args, is_double, true); }
-// What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning, the
-// fields of the structures with their kinds, their sizes, and the constants that are compiled in.
+EXPORT int sinkformers_attention_forward(const AttentionArguments *args, int is_double) {
+    return attention(*args, is_double, false);
+}
+EXPORT int sinkformers_attention_backward(const AttentionArguments *args, int is_double) {
+    return attention(*args, is_double, true);
+}
+EXPORT int sinkformers_operator_forward(const OperatorArguments *args, int is_double) {
+    return normalize(*args, is_double, false);
+}
+EXPORT int sinkformers_operator_backward(const OperatorArguments *args, int is_double) {
+    return normalize(*args, is_double, true);
+}
+EXPORT int sinkformers_tiny_forward(const OperatorArguments *args, int is_double) {
+    return normalize_tiny(*args, is_double, false);
+}
+EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_double) {
+    return normalize_tiny(*args, is_double, true);
+}
+// What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning,
+// the fields of the structures with their kinds, their sizes, and the constants that are compiled in.
 EXPORT int sinkformers_interface() { return 3; }
 #define STATE_INT(name) "int " #name "\n"
 #define STATE_REAL(name) "real " #name "\n"

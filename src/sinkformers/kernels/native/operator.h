@@ -1,5 +1,5 @@
-// The operator alone: scores in, weights out, and the gradient back. The kernel lives in the result's own memory, one row a
-// query, and is turned into weights, or into the gradient, by the last pass.
+// The operator alone: scores in, weights out, and the gradient back. The kernel lives in the result's own memory, one
+// row per query, and is turned into weights, or into the gradient, by the last pass.
 #pragma once
 #include "arguments.h"
 #include "rows.h"
@@ -19,8 +19,8 @@ template <class T> struct Matrix {
     T *v, *vprev, *part, *aside, *sum, *dg, *alpha, *x, *y, *scratch, *notes;
 
     Matrix(const OperatorArguments &args, Team team, bool backward, char *base)
-        : args(args), team(team), n((int)args.n), m((int)args.m), mp(round_up(m, COLUMNS<T>)), rows_steps((int)(args.n_iters + 1) / 2),
-          col_steps((int)args.n_iters / 2), terms((int)args.n_iters) {
+        : args(args), team(team), n((int)args.n), m((int)args.m), mp(round_up(m, COLUMNS<T>)),
+          rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2), terms((int)args.n_iters) {
         Arena arena{base};
         v = arena.take<T>(mp);
         part = arena.take<T>((size_t)team.size * mp);
@@ -39,7 +39,9 @@ template <class T> struct Matrix {
         }
         measured = arena.used;
     }
-    static size_t bytes(const OperatorArguments &args, int size, bool backward) { return Matrix(args, Team{0, size, nullptr}, backward, nullptr).measured; }
+    static size_t bytes(const OperatorArguments &args, int size, bool backward) {
+        return Matrix(args, Team{0, size, nullptr}, backward, nullptr).measured;
+    }
 
     void enter(int64_t at) {
         index = at;
@@ -47,12 +49,17 @@ template <class T> struct Matrix {
         tau = relaxed ? ((const T *)args.tau)[index] : 1;
     }
     const T *scores(int i) const { return (const T *)args.scores + ((size_t)index * n + i) * m; }
-    T *saved(void *base, int steps, int step, int count) const { return (T *)base + ((size_t)index * steps + step) * count; }
+    T *saved(void *base, int steps, int step, int count) const {
+        return (T *)base + ((size_t)index * steps + step) * count;
+    }
     T weight(int i) const { return args.row_weight ? ((const T *)args.row_weight)[(size_t)index * n + i] : 1; }
     T *own_part() const { return part + (size_t)team.id * mp; }
     T *note() const { return notes + (size_t)team.id * (terms + 4); }
-    // What a column aims at: its mass, or rows over columns, of those that take part. A sum of zero is a column out of it.
-    T target(int j, T ratio) const { return args.col_target ? ((const T *)args.col_target)[(size_t)index * m + j] : ratio; }
+    // What a column aims at: its mass, or rows over columns, of valid ones. A sum of zero is an empty
+    // column.
+    T target(int j, T ratio) const {
+        return args.col_target ? ((const T *)args.col_target)[(size_t)index * m + j] : ratio;
+    }
     T ratio(const T *s) const {
         const T *u = saved(args.u, rows_steps, 0, n);
         int rows = 0, cols = 0;
@@ -81,7 +88,7 @@ template <class T> struct Matrix {
         const T aim = s ? ratio(saved(args.s, col_steps, 0, m)) : 1;
         for (int j = from; j < end; j++) to[j] = s ? scaling(s[j], target(j, aim)) : 1;
     }
-    static T bigger(T a, T b) { return a != a || b <= a ? a : b; }  // NaN stays
+    static T bigger(T a, T b) { return a != a || b <= a ? a : b; } // NaN stays
 };
 
 template <class T> struct MatrixForward : Matrix<T> {
@@ -98,7 +105,8 @@ template <class T> struct MatrixForward : Matrix<T> {
         for (int step = 0; step < n_iters; step += 2) {
             row_pass(step / 2, step + 1 >= n_iters);
             if (step + 1 < n_iters) {
-                gather<T>(this->team, this->part, this->mp, this->saved(this->args.s, this->col_steps, step / 2, this->m), this->m);
+                gather<T>(this->team, this->part, this->mp,
+                          this->saved(this->args.s, this->col_steps, step / 2, this->m), this->m);
                 this->put_v(this->v, step / 2);
                 int from, to;
                 this->share_columns(from, to);
@@ -117,7 +125,8 @@ template <class T> struct MatrixForward : Matrix<T> {
         std::fill(sum, sum + this->m, (T)0);
         this->blocks([&](int i0, int rows) {
             T *a = kernel(i0), *scale = u(step) + i0, weighted[Matrix<T>::BLOCK];
-            if (step == 0) for (int i = 0; i < rows; i++) first(i0 + i);
+            if (step == 0)
+                for (int i = 0; i < rows; i++) first(i0 + i);
             else {
                 dot(rows, a, this->m, this->v, scale, this->m);
                 for (int i = 0; i < rows; i++) scale[i] = scale[i] == 0 && u(0)[i0 + i] == 0 ? 0 : 1 / scale[i];
@@ -144,7 +153,7 @@ template <class T> struct MatrixForward : Matrix<T> {
             for (int j = 0; j < this->m; j++) a[j] *= by * this->v[j];
         }
     }
-    // Whether max u · max v stayed in range, and no column that takes part has sunk to a sum of zero. NaN is not safe.
+    // Whether max u · max v stayed in range, and no valid column has a sum of zero. NaN is not safe.
     bool safe() const {
         const T limit = (T)this->args.safe_product;
         T u = 0, v = 1;
@@ -153,7 +162,8 @@ template <class T> struct MatrixForward : Matrix<T> {
         if (!any) return true;
         for (int step = 0; step < this->terms; step++) {
             T top = 0;
-            for (int t = 0; t < this->team.size; t++) top = Matrix<T>::bigger(top, this->notes[(size_t)t * (this->terms + 4) + step]);
+            for (int t = 0; t < this->team.size; t++)
+                top = Matrix<T>::bigger(top, this->notes[(size_t)t * (this->terms + 4) + step]);
             (step % 2 ? v : u) = top;
             if (!(u * v < limit)) return false;
         }
@@ -170,9 +180,13 @@ template <class T> struct MatrixBackward : Matrix<T> {
     int term;
     MatrixBackward(const OperatorArguments &args, Team team, char *base) : Matrix<T>(args, team, true, base) {}
     T *kernel(int i) const { return (T *)this->args.d_scores + ((size_t)this->index * this->n + i) * this->m; }
-    const T *d_weights(int i) const { return (const T *)this->args.d_weights + ((size_t)this->index * this->n + i) * this->m; }
+    const T *d_weights(int i) const {
+        return (const T *)this->args.d_weights + ((size_t)this->index * this->n + i) * this->m;
+    }
     const T *u(int step) const { return this->saved(this->args.u, this->rows_steps, step, this->n); }
-    T *y_term(int j, int t) const { return this->y + (size_t)(j / PANEL<T>) * PANEL<T> * this->terms + (size_t)t * PANEL<T> + j % PANEL<T>; }
+    T *y_term(int j, int t) const {
+        return this->y + (size_t)(j / PANEL<T>)*PANEL<T> * this->terms + (size_t)t * PANEL<T> + j % PANEL<T>;
+    }
 
     void run(int64_t at) {
         this->enter(at);
@@ -188,7 +202,9 @@ template <class T> struct MatrixBackward : Matrix<T> {
         }
         last_pass(this->col_steps == 1 && !ends_on_rows);
         T *mine = this->note();
-        mine[0] = d_tau; mine[1] = left; mine[2] = right;
+        mine[0] = d_tau;
+        mine[1] = left;
+        mine[2] = right;
         this->team.barrier();
         if (this->team.id == 0) conclude();
         this->team.barrier();
@@ -214,7 +230,8 @@ template <class T> struct MatrixBackward : Matrix<T> {
                 this->x[(size_t)i * this->terms] = this->alpha[i];
                 left = Matrix<T>::bigger(left, std::fabs(this->alpha[i]));
                 // dg also loses v∘(Aᵀα): one more row of the same sum.
-                if (this->col_steps) for (int j = 0; j < this->m; j++) to_g[j] -= this->alpha[i] * a[j] * this->v[j];
+                if (this->col_steps)
+                    for (int j = 0; j < this->m; j++) to_g[j] -= this->alpha[i] * a[j] * this->v[j];
             }
         });
         gather<T>(this->team, this->part, this->mp, this->dg, this->m);
@@ -254,7 +271,8 @@ template <class T> struct MatrixBackward : Matrix<T> {
         T through[Matrix<T>::BLOCK];
         dot(rows, kernel(i0), this->m, this->sum, through, this->m);
         for (int i = 0; i < rows; i++) {
-            const T by = u(step)[i0 + i], df = (first ? this->alpha[i0 + i] : 0) - by * this->weight(i0 + i) * through[i];
+            const T by = u(step)[i0 + i],
+                    df = (first ? this->alpha[i0 + i] : 0) - by * this->weight(i0 + i) * through[i];
             this->alpha[i0 + i] = df * by;
             this->x[(size_t)(i0 + i) * this->terms + term - 1] = df * by;
             left = Matrix<T>::bigger(left, std::fabs(df * by));
@@ -279,11 +297,13 @@ template <class T> struct MatrixBackward : Matrix<T> {
         const Right<T> y{this->y, (size_t)PANEL<T> * this->terms, (size_t)PANEL<T>};
         this->blocks([&](int i0, int rows) {
             if (this->col_steps) row_step(i0, rows, 0, first);
-            product<T, SET>(rows, this->mp, term, this->x + (size_t)i0 * this->terms, this->terms, 1, y, nullptr, this->scratch, this->mp);
+            product<T, SET>(rows, this->mp, term, this->x + (size_t)i0 * this->terms, this->terms, 1, y, nullptr,
+                            this->scratch, this->mp);
             for (int i = 0; i < rows; i++) {
                 T *a = kernel(i0 + i);
                 const T *dw = d_weights(i0 + i), *steps = this->scratch + (size_t)i * this->mp, by = last[i0 + i];
-                for (int j = 0; j < this->m; j++) a[j] = a[j] == 0 ? 0 : a[j] * by * this->v[j] * dw[j] - a[j] * steps[j];
+                for (int j = 0; j < this->m; j++)
+                    a[j] = a[j] == 0 ? 0 : a[j] * by * this->v[j] * dw[j] - a[j] * steps[j];
             }
         });
     }
@@ -299,4 +319,4 @@ template <class T> struct MatrixBackward : Matrix<T> {
         this->args.safe[this->index] = left * right * this->terms < std::numeric_limits<T>::max() / 4;
     }
 };
-}  // namespace ISA
+} // namespace ISA

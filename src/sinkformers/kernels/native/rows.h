@@ -24,7 +24,9 @@ template <class T, class F, class G> static inline void along(int cols, F &&f, G
 template <class T> static T row_max(const T *x, int cols) {
     const T lowest = -std::numeric_limits<T>::infinity();
     Vec<T> top = splat(lowest);
-    along<T>(cols, [&](int j) { top = larger<T>(load(x + j), top); }, [&](int j, int count) { top = larger<T>(load_some(x + j, count, lowest), top); });
+    along<T>(
+        cols, [&](int j) { top = larger<T>(load(x + j), top); },
+        [&](int j, int count) { top = larger<T>(load_some(x + j, count, lowest), top); });
     T best = top[0];
     for (int l = 1; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
     return best;
@@ -55,26 +57,32 @@ template <class T, int R> static void dot_rows(const T *a, size_t ld, const T *v
         cols,
         [&](int j) {
             const Vec<T> x = load(v + j);
-            FLATTEN for (int i = 0; i < R; i++) sum[i] += load(a + i * ld + j) * x;
+            FLATTEN
+            for (int i = 0; i < R; i++) sum[i] += load(a + i * ld + j) * x;
         },
         [&](int j, int count) {
-            for (int i = 0; i < R; i++) for (int l = j; l < j + count; l++) rest[i] += a[i * ld + l] * v[l];
+            for (int i = 0; i < R; i++)
+                for (int l = j; l < j + count; l++) rest[i] += a[i * ld + l] * v[l];
         });
-    FLATTEN for (int i = 0; i < R; i++) out[i] = total<T>(sum[i]) + rest[i];
+    FLATTEN
+    for (int i = 0; i < R; i++) out[i] = total<T>(sum[i]) + rest[i];
 }
 // y += Σ w[i] · row i.
 template <class T, int R> static void add_rows(const T *w, const T *a, size_t ld, T *y, int cols) {
     Vec<T> by[R];
-    FLATTEN for (int i = 0; i < R; i++) by[i] = splat(w[i]);
+    FLATTEN
+    for (int i = 0; i < R; i++) by[i] = splat(w[i]);
     along<T>(
         cols,
         [&](int j) {
             Vec<T> sum = by[0] * load(a + j);
-            FLATTEN for (int i = 1; i < R; i++) sum += by[i] * load(a + i * ld + j);
+            FLATTEN
+            for (int i = 1; i < R; i++) sum += by[i] * load(a + i * ld + j);
             store(y + j, load(y + j) + sum);
         },
         [&](int j, int count) {
-            for (int i = 0; i < R; i++) for (int l = j; l < j + count; l++) y[l] += w[i] * a[i * ld + l];
+            for (int i = 0; i < R; i++)
+                for (int l = j; l < j + count; l++) y[l] += w[i] * a[i * ld + l];
         });
 }
 template <class T> static void dot(int rows, const T *a, size_t ld, const T *v, T *out, int cols) {
@@ -83,7 +91,8 @@ template <class T> static void dot(int rows, const T *a, size_t ld, const T *v, 
         Vec<T> sum[LANES<T>] = {};
         for (int j = 0; j < cols; j += LANES<T>) {
             const Vec<T> x = load(v + j);
-            FLATTEN for (int r = 0; r < LANES<T>; r++) sum[r] += load(a + (i + r) * ld + j) * x;
+            FLATTEN
+            for (int r = 0; r < LANES<T>; r++) sum[r] += load(a + (i + r) * ld + j) * x;
         }
         store(out + i, totals<T>(sum));
     }
@@ -127,25 +136,34 @@ template <class T> static void scaled(T *to, const T *from, T by, int count, Lar
         store(to + c, x);
         if (seen) seen->see(x);
     };
-    along<T>(count, [&](int c) { put(c, splat(by) * load(from + c)); }, [&](int c, int some) { put(c, splat(by) * load_some(from + c, some, (T)0)); });
+    along<T>(
+        count, [&](int c) { put(c, splat(by) * load(from + c)); },
+        [&](int c, int some) { put(c, splat(by) * load_some(from + c, some, (T)0)); });
 }
 template <class T> static T largest(const T *x, int count) {
     Largest<T> seen;
-    along<T>(count, [&](int j) { seen.see(load(x + j)); }, [&](int j, int some) { seen.see(load_some(x + j, some, (T)0)); });
+    along<T>(
+        count, [&](int j) { seen.see(load(x + j)); }, [&](int j, int some) { seen.see(load_some(x + j, some, (T)0)); });
     return seen.found();
 }
 
 // Dropout: every entry has its own hash of (seed, head, row, column), so that backward, other thread counts and other
 // backends draw the same.
 static inline uint32_t mix(uint32_t x) {
-    x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    x ^= x >> 16;
     return x;
 }
 struct Dropout {
     uint32_t key;
     uint32_t below;
     double keep;
-    Dropout(uint64_t seed, int64_t head, double p) : key(mix(mix(mix((uint32_t)seed) ^ (uint32_t)(seed >> 32)) + (uint32_t)head * 0x9E3779B9u)), below((uint32_t)std::min(4294967295.0, std::floor(p * 4294967296.0))), keep(p < 1 ? 1 / (1 - p) : 0) {}
+    Dropout(uint64_t seed, int64_t head, double p)
+        : key(mix(mix(mix((uint32_t)seed) ^ (uint32_t)(seed >> 32)) + (uint32_t)head * 0x9E3779B9u)),
+          below((uint32_t)std::min(4294967295.0, std::floor(p * 4294967296.0))), keep(p < 1 ? 1 / (1 - p) : 0) {}
     // out = 0 or 1/(1 − p) for one row; columns as they stand in the original matrix.
     template <class T> void row(int64_t i, const int32_t *column, int live, int cols, T *out) const {
         const uint32_t at = mix(key + (uint32_t)i * 0x85EBCA6Bu);
@@ -154,4 +172,4 @@ struct Dropout {
         for (int j = live; j < cols; j++) out[j] = 0;
     }
 };
-}  // namespace ISA
+} // namespace ISA

@@ -1,5 +1,5 @@
-// The workspace is one piece of memory, so AddressSanitizer would not see an access beyond one of its parts. A build with it
-// poisons what no part owns, leaves a gap behind every part, and fills the rest with NaN.
+// The workspace is one piece of memory, so AddressSanitizer would not see an access beyond one of its parts. A build
+// with it poisons what no part owns, leaves a gap behind every part, and fills the rest with NaN.
 #pragma once
 #include <cstddef>
 #if defined(__has_feature)

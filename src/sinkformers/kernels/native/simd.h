@@ -72,7 +72,9 @@ template <class T, int G, size_t... O> static inline Vec<T> fold(Vec<T> a, Vec<T
 }
 // The totals of as many vectors as one has lanes, all at once; `sums` is used up.
 template <class T, int G = LANES<T> / 2> static inline Vec<T> totals(Vec<T> *sums) {
-    FLATTEN for (int p = 0; p < G; p++) sums[p] = fold<T, G>(sums[2 * p], sums[2 * p + 1], std::make_index_sequence<LANES<T>>());
+    FLATTEN
+    for (int p = 0; p < G; p++)
+        sums[p] = fold<T, G>(sums[2 * p], sums[2 * p + 1], std::make_index_sequence<LANES<T>>());
     if constexpr (G > 1) return totals<T, G / 2>(sums);
     return sums[0];
 }
@@ -102,7 +104,8 @@ static inline void transpose_four(const double *const *rows, const double *by, i
         for (int j = 0; j < 4; j++) to[c * ld + j] = by[j] * rows[j][c];
 }
 
-// As many vectors as one has lanes become each other's lanes: blocks of G lanes change places, G from half a vector down to 1.
+// As many vectors as one has lanes become each other's lanes: blocks of G lanes change places, G from half a vector
+// down to 1.
 template <class T, int G, size_t... O> static inline void exchange(Vec<T> &a, Vec<T> &b, std::index_sequence<O...>) {
     constexpr int L = LANES<T>;
     typedef typename Simd<T>::I Order [[maybe_unused]];
@@ -111,13 +114,14 @@ template <class T, int G, size_t... O> static inline void exchange(Vec<T> &a, Ve
     a = left;
 }
 template <class T, int G = LANES<T> / 2> static inline void transpose(Vec<T> *x) {
-    FLATTEN for (int i = 0; i < LANES<T>; i++)
+    FLATTEN
+    for (int i = 0; i < LANES<T>; i++)
         if (i / G % 2 == 0) exchange<T, G>(x[i], x[i + G], std::make_index_sequence<LANES<T>>());
     if constexpr (G > 1) transpose<T, G / 2>(x);
 }
 #undef SHUFFLE
 
-// exp is an exact zero below these; Python compares them with its own when it loads the library.
+// exp is an exact zero below these; a test compares them with those of Python.
 template <class T> constexpr T SMALLEST_EXPONENT = sizeof(T) == 4 ? (T)-87 : (T)-708;
 // exp for arguments up to 0: within 2 ulp, an exact zero where the result would be denormal, NaN for NaN.
 static inline Vec<float> exponential(Vec<float> x) {
@@ -137,48 +141,63 @@ static inline Vec<double> exponential(Vec<double> x) {
     const Vec<double> magic = splat(6755399441055744.0), t = x * splat(1.4426950408889634074) + magic, k = t - magic;
     const Vec<double> r = (x - k * splat(6.93145751953125e-1)) - k * splat(1.42860682030941723212e-6);
     Vec<double> p = splat(1.0 / 6227020800.0);
-    constexpr double inverse_factorial[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                            1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0};
-    FLATTEN for (double c : inverse_factorial) p = p * r + splat(c);
+    constexpr double inverse_factorial[] = {
+        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+        1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
+    FLATTEN
+    for (double c : inverse_factorial) p = p * r + splat(c);
     const Vec<double> y = p * (Vec<double>)(((Simd<double>::I)t + 1023) << 52);
     return x < splat(SMALLEST_EXPONENT<double>) ? Vec<double>{} : y;
 }
 
 // What a tile starts from and what becomes of it.
-enum Mode { SET, ADD, TIMES };  // c = ab (+ start), c += ab, c *= ab
+enum Mode { SET, ADD, TIMES }; // c = ab (+ start), c += ab, c *= ab
 
 // c[MR×NV vectors] from a (element (i, k) at a[i·rs + k·cs]) and b (row k at b + k·ldb), rows times `by` if given.
-template <class T, int R, int C, Mode mode>
-static void tile(int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, const T *by, T *c, size_t ldc) {
+template <class T, int R, int C, Mode mode> static void tile(int depth, const T *a, size_t rs, size_t cs, const T *b,
+                                                             size_t ldb, const T *start, const T *by, T *c,
+                                                             size_t ldc) {
     constexpr int L = LANES<T>;
     Vec<T> acc[R][C];
-    FLATTEN for (int i = 0; i < R; i++)
-        FLATTEN for (int j = 0; j < C; j++)
-            acc[i][j] = mode == ADD ? load(c + i * ldc + j * L) : mode == SET && start ? load(start + j * L) : Vec<T>{};
+    FLATTEN
+    for (int i = 0; i < R; i++) FLATTEN
+    for (int j = 0; j < C; j++)
+        acc[i][j] = mode == ADD ? load(c + i * ldc + j * L) : mode == SET && start ? load(start + j * L) : Vec<T>{};
     for (int k = 0; k < depth; k++, a += cs, b += ldb) {
         Vec<T> row[C];
-        FLATTEN for (int j = 0; j < C; j++) row[j] = load(b + j * L);
-        FLATTEN for (int i = 0; i < R; i++) {
+        FLATTEN
+        for (int j = 0; j < C; j++) row[j] = load(b + j * L);
+        FLATTEN
+        for (int i = 0; i < R; i++) {
             const Vec<T> x = splat(a[i * rs]);
-            FLATTEN for (int j = 0; j < C; j++) acc[i][j] += x * row[j];
+            FLATTEN
+            for (int j = 0; j < C; j++) acc[i][j] += x * row[j];
         }
     }
-    if (mode != TIMES && by)
-        FLATTEN for (int i = 0; i < R; i++)
-            FLATTEN for (int j = 0; j < C; j++) acc[i][j] *= splat(by[i]);
-    FLATTEN for (int i = 0; i < R; i++)
-        FLATTEN for (int j = 0; j < C; j++)
-            store(c + i * ldc + j * L, mode == TIMES ? acc[i][j] * load(c + i * ldc + j * L) : acc[i][j]);
+    if (mode != TIMES && by) FLATTEN
+    for (int i = 0; i < R; i++) FLATTEN
+    for (int j = 0; j < C; j++) acc[i][j] *= splat(by[i]);
+    FLATTEN
+    for (int i = 0; i < R; i++) FLATTEN
+    for (int j = 0; j < C; j++)
+        store(c + i * ldc + j * L, mode == TIMES ? acc[i][j] * load(c + i * ldc + j * L) : acc[i][j]);
 }
-template <class T, Mode mode, int C>
-static void tile_rows(int rows, int depth, const T *a, size_t rs, size_t cs, const T *b, size_t ldb, const T *start, const T *by, T *c, size_t ldc) {
+template <class T, Mode mode, int C> static void tile_rows(int rows, int depth, const T *a, size_t rs, size_t cs,
+                                                           const T *b, size_t ldb, const T *start, const T *by, T *c,
+                                                           size_t ldc) {
     switch (rows) {
-    case 1: return tile<T, 1, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
-    case 2: return tile<T, 2, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
-    case 3: return tile<T, 3, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
-    case 4: return tile<T, 4, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
-    case 5: return tile<T, 5, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
-    default: return tile<T, 6, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 1:
+        return tile<T, 1, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 2:
+        return tile<T, 2, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 3:
+        return tile<T, 3, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 4:
+        return tile<T, 4, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    case 5:
+        return tile<T, 5, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+    default:
+        return tile<T, 6, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     }
 }
 
@@ -189,10 +208,10 @@ template <class T> struct Right {
     size_t stride, ld;
 };
 
-// c (rows × cols, cols a multiple of the lanes) from a and b over `depth`. Long sums go in slices that stay in cache; the last
-// of them multiplies row i by by[i].
-template <class T, Mode mode>
-static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t cs, Right<T> b, const T *start, T *c, size_t ldc, const T *by = nullptr) {
+// c (rows × cols, cols a multiple of the lanes) from a and b over `depth`. Long sums go in slices that stay in cache;
+// the last of them multiplies row i by by[i].
+template <class T, Mode mode> static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t cs,
+                                                  Right<T> b, const T *start, T *c, size_t ldc, const T *by = nullptr) {
     constexpr int P = PANEL<T>, SLICE = 192;
     for (int j = 0; j < cols; j += P) {
         const int vectors = std::min(P, cols - j) / LANES<T>;
@@ -204,14 +223,22 @@ static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t
                 const T *left = a + i * rs + k * cs;
                 T *out = c + i * ldc + j;
                 const T *from = start ? start + j : nullptr, *factor = by && k + part == depth ? by + i : nullptr;
-#define TILE(C)                                                                                                  \
-    (mode == SET && k ? tile_rows<T, ADD, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc)      \
+#define TILE(C)                                                                                             \
+    (mode == SET && k ? tile_rows<T, ADD, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc) \
                       : tile_rows<T, mode, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc))
                 switch (vectors) {
-                case 1: TILE(1); break;
-                case 2: TILE(2); break;
-                case 3: TILE(NV < 3 ? 2 : 3); break;
-                default: TILE(NV < 4 ? 2 : 4); break;
+                case 1:
+                    TILE(1);
+                    break;
+                case 2:
+                    TILE(2);
+                    break;
+                case 3:
+                    TILE(NV < 3 ? 2 : 3);
+                    break;
+                default:
+                    TILE(NV < 4 ? 2 : 4);
+                    break;
                 }
 #undef TILE
             }
@@ -219,4 +246,4 @@ static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t
         }
     }
 }
-}  // namespace ISA
+} // namespace ISA

@@ -8,7 +8,9 @@ namespace ISA {
 struct Team {
     int id, size;
     void (*wait)();
-    void barrier() const { if (size > 1) wait(); }
+    void barrier() const {
+        if (size > 1) wait();
+    }
     // The share [from, to) of a range that a member works on.
     void share(int count, int &from, int &to, int unit = MR) const {
         const int chunk = round_up((count + size - 1) / size, unit);
@@ -17,7 +19,7 @@ struct Team {
     }
 };
 
-struct Arena {  // with a null base it only measures
+struct Arena { // with a null base it only measures
     char *base;
     size_t used = 0;
     template <class T> T *take(size_t count) {
@@ -27,8 +29,8 @@ struct Arena {  // with a null base it only measures
         return base ? (T *)(base + at) : nullptr;
     }
 };
-// Column sums over very many rows: after SPAN rows they are put aside, since one float32 that takes 100,000 like terms one
-// after the other loses nearly a thousandth of their sum.
+// Column sums over very many rows: after SPAN rows they are put aside, since one float32 that takes 100,000 like terms
+// one after the other loses nearly a thousandth of their sum.
 constexpr int SPAN = 170 * MR;
 template <class T> struct Aside {
     T *near, *far;
@@ -40,7 +42,10 @@ template <class T> struct Aside {
     void added(int some) {
         if (rows <= SPAN || (since += some) < SPAN) return;
         since = 0;
-        for (int j = 0; j < count; j++) { far[j] += near[j]; near[j] = 0; }
+        for (int j = 0; j < count; j++) {
+            far[j] += near[j];
+            near[j] = 0;
+        }
     }
     void finish() const {
         for (int j = 0; rows > SPAN && j < count; j++) near[j] += far[j];
@@ -53,7 +58,8 @@ template <class T> static void gather(const Team &team, const T *shares, size_t 
         return;
     }
     team.barrier();
-    const int chunk = (count + team.size - 1) / team.size, from = std::min(count, team.id * chunk), to = std::min(count, from + chunk);
+    const int chunk = (count + team.size - 1) / team.size, from = std::min(count, team.id * chunk),
+              to = std::min(count, from + chunk);
     for (int j = from; j < to; j++) {
         T total = shares[j];
         for (int t = 1; t < team.size; t++) total += shares[t * apart + j];
@@ -61,4 +67,4 @@ template <class T> static void gather(const Team &team, const T *shares, size_t 
     }
     team.barrier();
 }
-}  // namespace ISA
+} // namespace ISA

@@ -1,5 +1,5 @@
-// The operator on very many tiny matrices: one matrix a lane, everything in registers or the first cache. Nothing but the
-// scores is kept for backward: making the steps again is cheaper than reading them.
+// The operator on very many tiny matrices: one matrix per lane, everything in registers or the first cache. Nothing but
+// the scores is saved for backward: repeating the steps is cheaper than reading them.
 #pragma once
 #include "arguments.h"
 #include "rows.h"
@@ -13,7 +13,7 @@ template <class T, int N, int M> struct Lanes {
     typedef Vec<T> V;
     const OperatorArguments &args;
     const int n_iters;
-    V *us, *vs, *ss;  // a row per step; ss only where there is a tau
+    V *us, *vs, *ss; // a row per step; ss only where there is a tau
     V a[ROWS * COLS], v[COLS], tau, rho;
     typename Simd<T>::I live_row[ROWS], live_col[COLS], wrong;
 
@@ -24,7 +24,9 @@ template <class T, int N, int M> struct Lanes {
         vs = arena.take<V>((size_t)(n_iters / 2 + 1) * m);
         ss = arena.take<V>((size_t)(n_iters / 2 + 1) * m);
     }
-    static size_t bytes(const OperatorArguments &args) { return 192 + sizeof(V) * ((args.n_iters + 1) / 2 * args.n + 2 * (args.n_iters / 2 + 1) * args.m); }
+    static size_t bytes(const OperatorArguments &args) {
+        return 192 + sizeof(V) * ((args.n_iters + 1) / 2 * args.n + 2 * (args.n_iters / 2 + 1) * args.m);
+    }
 
     // Constants where the sizes are: then the loops are unrolled and everything stays in registers.
     int height() const { return N ? N : (int)args.n; }
@@ -38,7 +40,8 @@ template <class T, int N, int M> struct Lanes {
         const T *base = (const T *)from + (size_t)first * n * m;
         int k = 0;
         for (; count == L && k + L <= n * m; k += L) {
-            FLATTEN for (int l = 0; l < L; l++) to[k + l] = load(base + (size_t)l * n * m + k);
+            FLATTEN
+            for (int l = 0; l < L; l++) to[k + l] = load(base + (size_t)l * n * m + k);
             transpose<T>(to + k);
         }
         for (; k < n * m; k++) {
@@ -55,7 +58,8 @@ template <class T, int N, int M> struct Lanes {
         int k = 0;
         for (; count == L && k + L <= n * m; k += L) {
             transpose<T>(from + k);
-            FLATTEN for (int l = 0; l < L; l++) store(base + (size_t)l * n * m + k, from[k + l]);
+            FLATTEN
+            for (int l = 0; l < L; l++) store(base + (size_t)l * n * m + k, from[k + l]);
         }
         for (; k < n * m; k++)
             for (int l = 0; l < count; l++) base[(size_t)l * n * m + k] = from[k][l];
@@ -65,7 +69,8 @@ template <class T, int N, int M> struct Lanes {
         const V lowest = splat(-std::numeric_limits<T>::infinity());
         read(args.scores, first, count, a);
         tau = splat((T)1);
-        if (args.tau) for (int l = 0; l < count; l++) tau[l] = ((const T *)args.tau)[first + l];
+        if (args.tau)
+            for (int l = 0; l < count; l++) tau[l] = ((const T *)args.tau)[first + l];
         V rows = {}, cols = {};
         const typename Simd<T>::I none = {};
         wrong = none;
@@ -90,7 +95,8 @@ template <class T, int N, int M> struct Lanes {
     }
     V scaling(V s) const {
         V x = rho / s;
-        if (args.tau) for (int l = 0; l < LANES<T>; l++) x[l] = std::exp(tau[l] * std::log(x[l]));
+        if (args.tau)
+            for (int l = 0; l < LANES<T>; l++) x[l] = std::exp(tau[l] * std::log(x[l]));
         return x;
     }
     // Whether Σu · Σv stayed in range; as they are positive it bounds every product, and NaN shows in it.
@@ -101,8 +107,10 @@ template <class T, int N, int M> struct Lanes {
     void iterate() {
         const int n = height(), m = breadth();
         V kernel[ROWS * COLS], u[ROWS] = {}, v[COLS], sum_u = {}, sum_v = {};
-        FLATTEN for (int k = 0; k < n * m; k++) kernel[k] = a[k];
-        FLATTEN for (int j = 0; j < m; j++) {
+        FLATTEN
+        for (int k = 0; k < n * m; k++) kernel[k] = a[k];
+        FLATTEN
+        for (int j = 0; j < m; j++) {
             vs[j] = v[j] = splat((T)1);
             sum_v += v[j];
         }
@@ -111,17 +119,21 @@ template <class T, int N, int M> struct Lanes {
             if (step % 2 == 0) {
                 V *to = us + (size_t)half * n;
                 sum_u = V{};
-                FLATTEN for (int i = 0; i < n; i++) {
+                FLATTEN
+                for (int i = 0; i < n; i++) {
                     V sum = {};
-                    FLATTEN for (int j = 0; j < m; j++) sum += kernel[i * m + j] * v[j];
+                    FLATTEN
+                    for (int j = 0; j < m; j++) sum += kernel[i * m + j] * v[j];
                     to[i] = u[i] = pick(live_row[i], splat((T)1) / sum);
                     sum_u += u[i];
                 }
             } else {
                 sum_v = V{};
-                FLATTEN for (int j = 0; j < m; j++) {
+                FLATTEN
+                for (int j = 0; j < m; j++) {
                     V sum = {};
-                    FLATTEN for (int i = 0; i < n; i++) sum += kernel[i * m + j] * u[i];
+                    FLATTEN
+                    for (int i = 0; i < n; i++) sum += kernel[i * m + j] * u[i];
                     if (args.tau) ss[(size_t)half * m + j] = sum;
                     vs[(size_t)(half + 1) * m + j] = v[j] = pick(live_col[j], scaling(sum));
                     sum_v += v[j];
@@ -130,7 +142,8 @@ template <class T, int N, int M> struct Lanes {
             watch(sum_u, sum_v);
         }
         wrong &= rho != V{};
-        FLATTEN for (int j = 0; j < m; j++) this->v[j] = v[j];
+        FLATTEN
+        for (int j = 0; j < m; j++) this->v[j] = v[j];
     }
     void tell(int64_t first, int count) const {
         for (int l = 0; l < count; l++) args.safe[first + l] = !wrong[l];
@@ -140,18 +153,21 @@ template <class T, int N, int M> struct Lanes {
         begin(first, count);
         iterate();
         const V *u = us + (size_t)((n_iters - 1) / 2) * n;
-        FLATTEN for (int i = 0; i < n; i++)
-            FLATTEN for (int j = 0; j < m; j++) a[i * m + j] *= u[i] * v[j];
+        FLATTEN
+        for (int i = 0; i < n; i++) FLATTEN
+        for (int j = 0; j < m; j++) a[i * m + j] *= u[i] * v[j];
         write(args.weights, first, count, a);
         tell(first, count);
     }
-    // What a relaxation asks of a column step: y = τ·dg/s, and the gradient of τ.
+    // A relaxed column step: y = τ·dg/s, and the gradient of τ.
     __attribute__((noinline)) void relaxed_adjoint(int half, const V *dg, V *y, V &d_tau) const {
         const int m = breadth();
-        FLATTEN for (int j = 0; j < m; j++) {
+        FLATTEN
+        for (int j = 0; j < m; j++) {
             const V s = ss[(size_t)half * m + j];
             y[j] = pick(live_col[j], tau * dg[j] / s);
-            for (int l = 0; l < LANES<T>; l++) if (live_col[j][l]) d_tau[l] -= dg[j][l] * std::log(s[l] / rho[l]);
+            for (int l = 0; l < LANES<T>; l++)
+                if (live_col[j][l]) d_tau[l] -= dg[j][l] * std::log(s[l] / rho[l]);
         }
     }
     // Every step leaves one term x·y of a sum S, and the gradient is g∘P − A∘S.
@@ -162,36 +178,45 @@ template <class T, int N, int M> struct Lanes {
         V grad[ROWS * COLS], terms[ROWS * COLS] = {}, df[ROWS] = {}, dg[COLS] = {}, x[ROWS], y[COLS], d_tau = {};
         const V *last = us + (size_t)((n_iters - 1) / 2) * n;
         read(args.d_weights, first, count, grad);
-        FLATTEN for (int i = 0; i < n; i++)
-            FLATTEN for (int j = 0; j < m; j++) {
-                V &g = grad[i * m + j];
-                g = pick(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
-                df[i] += g;
-                dg[j] += g;
-            }
+        FLATTEN
+        for (int i = 0; i < n; i++) FLATTEN
+        for (int j = 0; j < m; j++) {
+            V &g = grad[i * m + j];
+            g = pick(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
+            df[i] += g;
+            dg[j] += g;
+        }
         const V per_rho = splat((T)1) / rho;
         for (int step = n_iters - 1; step >= 0; step--) {
             const V *u = us + (size_t)(step / 2) * n, *before = vs + (size_t)(step / 2) * m, *after = before + m;
-            if (step % 2 == 0) {  // rows: x = df·u, y = v
-                FLATTEN for (int i = 0; i < n; i++) x[i] = df[i] * u[i];
-                FLATTEN for (int i = 0; i < n; i++) df[i] = V{};
-                FLATTEN for (int j = 0; j < m; j++) {
+            if (step % 2 == 0) { // rows: x = df·u, y = v
+                FLATTEN
+                for (int i = 0; i < n; i++) x[i] = df[i] * u[i];
+                FLATTEN
+                for (int i = 0; i < n; i++) df[i] = V{};
+                FLATTEN
+                for (int j = 0; j < m; j++) {
                     const V right = before[j];
                     V back = {};
-                    FLATTEN for (int i = 0; i < n; i++) {
+                    FLATTEN
+                    for (int i = 0; i < n; i++) {
                         terms[i * m + j] += x[i] * right;
                         back += a[i * m + j] * x[i];
                     }
                     dg[j] -= back * right;
                 }
-            } else {  // columns: x = u, y = τ·dg/s, where without a relaxation 1/s is v/ρ
+            } else { // columns: x = u, y = τ·dg/s, where without a relaxation 1/s is v/ρ
                 if (args.tau) relaxed_adjoint(step / 2, dg, y, d_tau);
-                else FLATTEN for (int j = 0; j < m; j++) y[j] = dg[j] * after[j] * per_rho;
-                FLATTEN for (int j = 0; j < m; j++) dg[j] = V{};
-                FLATTEN for (int i = 0; i < n; i++) {
+                else FLATTEN
+                for (int j = 0; j < m; j++) y[j] = dg[j] * after[j] * per_rho;
+                FLATTEN
+                for (int j = 0; j < m; j++) dg[j] = V{};
+                FLATTEN
+                for (int i = 0; i < n; i++) {
                     const V left = u[i];
                     V back = {};
-                    FLATTEN for (int j = 0; j < m; j++) {
+                    FLATTEN
+                    for (int j = 0; j < m; j++) {
                         terms[i * m + j] += left * y[j];
                         back += a[i * m + j] * y[j];
                     }
@@ -200,7 +225,8 @@ template <class T, int N, int M> struct Lanes {
             }
         }
         V mark = {};
-        FLATTEN for (int k = 0; k < n * m; k++) {
+        FLATTEN
+        for (int k = 0; k < n * m; k++) {
             mark += pick(a[k] != V{}, terms[k] - terms[k]);
             grad[k] = pick(a[k] != V{}, grad[k] - a[k] * terms[k]);
         }
@@ -210,4 +236,4 @@ template <class T, int N, int M> struct Lanes {
         tell(first, count);
     }
 };
-}  // namespace ISA
+} // namespace ISA
