@@ -95,7 +95,7 @@ def check(kernels, capability):
 def test_attention_with_every_option(capability, dtype, compiled):
     kernels = compiled(capability)
     attend(dtype, 64, 64, 5, full=True)
-    assert kernels.keys() == PASSES | PASSES_BACK | {"lines_left"}
+    assert kernels.keys() == PASSES | PASSES_BACK | {"find_valid_lines"}
     check(kernels, capability)
     products = "".join(kernels[name][0].asm["ptx"] for name in ("last_step", "query_step", "key_step"))
     # Half precision goes through tensor cores; float32 must not, where they would cut it to ten bits.

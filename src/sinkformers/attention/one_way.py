@@ -79,7 +79,7 @@ def _can_be_read(mask: Tensor) -> bool:
 
 
 def _remembered(mask: Tensor, question: str, answer: Callable[[], bool]) -> bool:
-    """The answer to a question about a mask, found once for its contents. Views of one tensor are told apart."""
+    """The answer to a question about a mask, found once for its contents. Views of one tensor are distinguished."""
     if mask.is_inference():  # no version would tell of a change
         return answer()
     owner = mask if mask._base is None else mask._base

@@ -1,4 +1,4 @@
-"""The gradient at a fixed point, by the implicit function theorem: no iterate is kept or walked back.
+"""The gradient at a fixed point, by the implicit function theorem: no iterate is saved or differentiated.
 
 At convergence the potentials solve `row sums = 1`, `g = −τ·(LSE_i(C + f + log a) − log t)`. With `Ŵ = diag(a)·weights`,
 a change of the scores moves them by the solution of a symmetric system with the blocks

@@ -113,7 +113,7 @@ template <class T> struct Head {
 
     // ---- valid tokens, and the packed copies
     // ------------------------------------------------------------------------
-    bool taking_part(int i, int j) const {
+    bool valid(int i, int j) const {
         if (args.entries.data && !at<const uint8_t>(args.entries)[i * args.entries.i + j * args.entries.j])
             return false;
         if (args.bias.data && at<const T>(args.bias)[i * args.bias.i + j * args.bias.j] <= (T)args.masked_bias)
@@ -135,7 +135,7 @@ template <class T> struct Head {
             for (int i = 0; i < live_n; i++) {
                 bool any = false;
                 for (int j = 0; j < live_m; j++) {
-                    const bool in = taking_part(row_at[i], col_at[j]);
+                    const bool in = valid(row_at[i], col_at[j]);
                     any |= in;
                     seen[j] |= in;
                 }
@@ -216,7 +216,7 @@ template <class T> struct Head {
             for (int j = 0; j < live_m; j++) {
                 const int at_row = row_at[i0 + i], at_col = col_at[j];
                 T &score = c[(size_t)i * ld + j];
-                if (!taking_part(at_row, at_col)) score = -std::numeric_limits<T>::infinity();
+                if (!valid(at_row, at_col)) score = -std::numeric_limits<T>::infinity();
                 else if (args.bias.data) score += at<const T>(args.bias)[at_row * args.bias.i + at_col * args.bias.j];
             }
     }

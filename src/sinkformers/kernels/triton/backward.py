@@ -12,9 +12,9 @@ which is made tile by tile and goes straight into the products with the tokens.
 import triton
 import triton.language as tl
 
-from sinkformers.kernels.triton.dropout import kept
+from sinkformers.kernels.triton.dropout import is_kept
 from sinkformers.kernels.triton.forward import relaxation, row_potential, row_shift, vector
-from sinkformers.kernels.triton.operands import block, score_tile, taking_part, tokens
+from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_lines
 
 # A step's kernel is P∘(x yᵀ), x and y the exponentials of its potentials less the last ones, which saves an exponential
 # an entry. While x and y stay below e⁴⁰ together this is safe: nothing overflows, and where P has underflown at most
@@ -30,7 +30,7 @@ def output_adjoint(
 ):  # fmt: skip
     """`rowsum(dO∘O)`, the adjoint of the last row potentials."""
     head, i = block(n, ROWS)
-    row = taking_part(mask.rows, head, i, n)
+    row = valid_lines(mask.rows, head, i, n)
     incoming = tokens(d_out, mask.lead, head, i, row, e, E).to(tl.float32)
     outgoing = tokens(out, mask.lead, head, i, row, e, E).to(tl.float32)
     at = df + (head.to(tl.int64) * n_rows + n_rows - 1) * n + i
@@ -46,7 +46,7 @@ def value_step(
 ):  # fmt: skip
     """`dV = Pᵀ dO`, and from it the adjoint of the last column potentials, a last row step walked back already."""
     head, j = block(m, COLS)
-    col = taking_part(mask.cols, head, j, m)
+    col = valid_lines(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
     g = -relaxation(tau, head) * vector(excess, head, n_cols, n_cols - 1, j, m)
     # After a column step a weight may be as large as ρ, which half precision need not hold.
@@ -55,7 +55,7 @@ def value_step(
     pulled = tl.zeros([COLS], tl.float32)
     for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, n)
+        row = valid_lines(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         incoming = tokens(d_out, mask.lead, head, i, row, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
@@ -64,7 +64,7 @@ def value_step(
         if ROWS_LAST:
             pulled += tl.sum(weights * vector(df, head, n_rows, n_rows - 1, i, n)[:, None], 0)
         if dropout.seed is not None:
-            weights = tl.where(kept(dropout, head, i, j), weights, 0.0)
+            weights = tl.where(is_kept(dropout, head, i, j), weights, 0.0)
         summed += tl.dot(tl.trans(weights).to(incoming.dtype), incoming, input_precision="ieee")
     if not ROWS_LAST:
         summed *= tl.exp(largest)
@@ -87,7 +87,7 @@ def row_adjoint(
 ):  # fmt: skip
     """Walk back over column step `half`: `df −= τ Σ_j exp(C + f − excess − log ρ) dg`, from zero unless ADD."""
     head, i = block(n, ROWS)
-    row = taking_part(mask.rows, head, i, n)
+    row = valid_lines(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     shift = row_shift(f, head, n_rows, i, n)
     strength = relaxation(tau, head)
@@ -96,7 +96,7 @@ def row_adjoint(
     pulled = tl.zeros([ROWS], tl.float32)
     for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, m)
+        col = valid_lines(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         away = vector(excess, head, n_cols, half, j, m) + target
@@ -115,13 +115,13 @@ def col_adjoint(
 ):  # fmt: skip
     """Walk back over row step `half`: `dg = −Σ_i exp(C + f + g) df`, for the column step before it."""
     head, j = block(m, COLS)
-    col = taking_part(mask.cols, head, j, m)
+    col = valid_lines(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
     g = -relaxation(tau, head) * vector(excess, head, n_cols, half - 1, j, m)
     pulled = tl.zeros([COLS], tl.float32)
     for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, n)
+        row = valid_lines(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
         share = tl.exp(scores + row_potential(f, head, n_rows, half, i, n)[:, None] + g[None, :])
@@ -142,7 +142,7 @@ def score_gradient(
     weights = tl.exp(scores + f_last[:, None] + g_last[None, :])
     inside = tl.dot(incoming, tl.trans(v), input_precision="ieee")
     if dropout.seed is not None:
-        inside = tl.where(kept(dropout, head, i, j), inside * dropout.scale, 0.0)
+        inside = tl.where(is_kept(dropout, head, i, j), inside * dropout.scale, 0.0)
     beside = tl.zeros(scores.shape, tl.float32)
     steps = change + head.to(tl.int64) * (n_rows + n_cols)
     for half in range(n_rows):
@@ -172,14 +172,14 @@ def query_step(
 ):  # fmt: skip
     """`dQ = scale·dC K`, and `dC` itself where the bias asks for it."""
     head, i = block(n, ROWS)
-    row = taking_part(mask.rows, head, i, n)
+    row = valid_lines(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     shift = row_shift(f, head, n_rows, i, n)
     incoming = tokens(d_out, mask.lead, head, i, row, e, E)
     summed = tl.zeros([ROWS, D], tl.float32)
     for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, m)
+        col = valid_lines(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         v = tokens(value, mask.lead, head, j, col, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
@@ -204,14 +204,14 @@ def key_step(
 ):  # fmt: skip
     """`dK = scale·dCᵀ Q`, less `scale·k` for every unit of its column where the cost is L2."""
     head, j = block(m, COLS)
-    col = taking_part(mask.cols, head, j, m)
+    col = valid_lines(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
     v = tokens(value, mask.lead, head, j, col, e, E)
     summed = tl.zeros([COLS, D], tl.float32)
     column = tl.zeros([COLS], tl.float32)
     for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, n)
+        row = valid_lines(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         incoming = tokens(d_out, mask.lead, head, i, row, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)

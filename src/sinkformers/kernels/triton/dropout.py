@@ -14,7 +14,7 @@ from torch import Tensor
 class Dropout(NamedTuple):
     seed: Any  # int64 scalar on the device; None where nothing is dropped
     threshold: int  # entries whose hash is smaller are dropped
-    scale: float  # what the others are multiplied with, once summed: half precision need not hold it
+    scale: float  # factor of the others, applied after summing: half precision need not hold it
 
 
 def dropout(seed: Tensor | None, p: float) -> Dropout:
@@ -31,8 +31,8 @@ def mix(x):
 
 
 @triton.jit
-def kept(dropout, head, i, j):
-    """Which weights at rows `i` and columns `j` of a matrix stay."""
+def is_kept(dropout, head, i, j):
+    """Which weights at rows `i` and columns `j` of a matrix are not dropped."""
     seed = tl.load(dropout.seed)
     key = mix(mix(seed.to(tl.uint32)) ^ (seed >> 32).to(tl.uint32))
     key = mix(key + head.to(tl.uint32) * 0x9E3779B9)

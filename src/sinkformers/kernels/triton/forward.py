@@ -1,6 +1,6 @@
-"""The steps of the forward pass: one kernel a normalisation, and none of them writes a matrix.
+"""The steps of the forward pass: one kernel per normalisation, and none of them writes a matrix.
 
-A row step is a log-sum-exp of `C + g` along keys, a column step one of `C + f` along queries; both make the scores
+A row step is a log-sum-exp of `C + g` along keys, a column step one of `C + f` along queries; both compute the scores
 again, tile by tile, from the tokens. Programs own what they sum, so that nothing is added atomically and the same
 input gives the same bits. The last pass is a row step too, and carries the product with the values along.
 
@@ -12,8 +12,8 @@ weight depends on the shift, and what is left to round is the size of a logarith
 import triton
 import triton.language as tl
 
-from sinkformers.kernels.triton.dropout import kept
-from sinkformers.kernels.triton.operands import block, entries_taking_part, score_tile, taking_part, tokens
+from sinkformers.kernels.triton.dropout import is_kept
+from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_entries, valid_lines
 
 
 @triton.jit
@@ -67,16 +67,16 @@ def fold(x, top, total, AXIS: tl.constexpr):
 
 
 @triton.jit
-def lines_left(mask, n, m, left, ROWS: tl.constexpr, COLS: tl.constexpr):
+def find_valid_lines(mask, n, m, left, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Which rows (heads, n) have an entry left: the columns' turn comes with the transposed mask."""
     head, i = block(n, ROWS)
-    row = taking_part(mask.rows, head, i, n)
+    row = valid_lines(mask.rows, head, i, n)
     found = tl.zeros([ROWS], tl.int32)
     for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, m)
-        alive, _ = entries_taking_part(mask, head, i, j, row, col)
-        found = tl.maximum(found, tl.max(alive.to(tl.int32), 1))
+        col = valid_lines(mask.cols, head, j, m)
+        valid, _ = valid_entries(mask, head, i, j, row, col)
+        found = tl.maximum(found, tl.max(valid.to(tl.int32), 1))
     tl.store(left + head.to(tl.int64) * n + i, found != 0, mask=i < n)
 
 
@@ -87,7 +87,7 @@ def row_step(
 ):  # fmt: skip
     """`f = −LSE_j(C + g)`."""
     head, i = block(n, ROWS)
-    row = taking_part(mask.rows, head, i, n)
+    row = valid_lines(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     shift = tl.zeros([ROWS], tl.float32)
     if not FIRST:
@@ -97,7 +97,7 @@ def row_step(
     total = tl.zeros([ROWS], tl.float32)
     for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, m)
+        col = valid_lines(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         g = -strength * vector(excess, head, n_cols, half - 1, j, m)
@@ -112,13 +112,13 @@ def col_step(
 ):  # fmt: skip
     """`excess = LSE_i(C + f) − log ρ`: how far the columns' sums are from their target."""
     head, j = block(m, COLS)
-    col = taking_part(mask.cols, head, j, m)
+    col = valid_lines(mask.cols, head, j, m)
     k = tokens(key, mask.lead, head, j, col, d, D)
     top = tl.full([COLS], float("-inf"), tl.float32)
     total = tl.zeros([COLS], tl.float32)
     for start in range(0, n, ROWS):
         i = start + tl.arange(0, ROWS)
-        row = taking_part(mask.rows, head, i, n)
+        row = valid_lines(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
         _, _, top, total = fold(scores + row_potential(f, head, n_rows, half, i, n)[:, None], top, total, 0)
@@ -134,7 +134,7 @@ def last_step(
 ):  # fmt: skip
     """`exp(C + f + g) @ V`. Where rows come last, their `f` is what this pass sums up; else it is known."""
     head, i = block(n, ROWS)
-    row = taking_part(mask.rows, head, i, n)
+    row = valid_lines(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
     shift = tl.zeros([ROWS], tl.float32)
     if not FIRST:
@@ -145,7 +145,7 @@ def last_step(
     summed = tl.zeros([ROWS, E], tl.float32)
     for start in range(0, m, COLS):
         j = start + tl.arange(0, COLS)
-        col = taking_part(mask.cols, head, j, m)
+        col = valid_lines(mask.cols, head, j, m)
         k = tokens(key, mask.lead, head, j, col, d, D)
         v = tokens(value, mask.lead, head, j, col, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
@@ -153,7 +153,7 @@ def last_step(
         # Relative to the row's maximum no weight exceeds 1, in half precision either, whatever the column sums are.
         weights, rescale, top, total = fold(scores + g[None, :], top, total, 1)
         if dropout.seed is not None:
-            weights = tl.where(kept(dropout, head, i, j), weights, 0.0)
+            weights = tl.where(is_kept(dropout, head, i, j), weights, 0.0)
         summed = summed * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     if ROWS_LAST:
         store_rows(f, head, n_rows, n_rows - 1, i, n, row, top, total, FIRST)

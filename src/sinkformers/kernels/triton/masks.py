@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from sinkformers.kernels.triton.forward import lines_left
+from sinkformers.kernels.triton.forward import find_valid_lines
 from sinkformers.kernels.triton.operands import Mask, counted, strided
 
 
@@ -40,10 +40,12 @@ def prepare(call: Any, masked_bias: float) -> Shared:
     query, key, bias, entries, tau = call.query, call.key, call.bias, call.entries, call.tau
     lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = math.prod(lead)
-    rows, cols = _present(call.queries, call.keys, lead, n, m)
+    rows, cols = _from_token_masks(call.queries, call.keys, lead, n, m)
     mask = Mask(strided(bias, lead), strided(entries, lead), rows, cols, masked_bias, counted(lead))
     if bias is not None or entries is not None:
-        mask = mask._replace(rows=_left(mask, heads, n, m, query), cols=_left(_transposed(mask), heads, m, n, query))
+        mask = mask._replace(
+            rows=_valid_lines(mask, heads, n, m, query), cols=_valid_lines(_transposed(mask), heads, m, n, query)
+        )
     if mask.rows is None:
         log_rho = query.new_full((heads,), math.log(n / m), dtype=torch.float32)
     else:
@@ -53,23 +55,23 @@ def prepare(call: Any, masked_bias: float) -> Shared:
     return Shared(mask, n, m, log_rho, tau, heads, (call.n_iters + 1) // 2, call.n_iters // 2)
 
 
-def _present(
+def _from_token_masks(
     queries: Tensor | None, keys: Tensor | None, lead: torch.Size, n: int, m: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """The rows (heads, n) and columns (heads, m) that token masks leave: none of either without one of the other."""
     if queries is None and keys is None:
         return None, None
-    everyone = torch.ones(1, dtype=torch.bool, device=(keys if queries is None else queries).device)
-    rows = (everyone if queries is None else queries).expand(*lead, n)
-    cols = (everyone if keys is None else keys).expand(*lead, m)
+    all_valid = torch.ones(1, dtype=torch.bool, device=(keys if queries is None else queries).device)
+    rows = (all_valid if queries is None else queries).expand(*lead, n)
+    cols = (all_valid if keys is None else keys).expand(*lead, m)
     rows, cols = rows & cols.any(-1, keepdim=True), cols & rows.any(-1, keepdim=True)
     return rows.reshape(-1, n).contiguous(), cols.reshape(-1, m).contiguous()
 
 
-def _left(mask: Mask, heads: int, n: int, m: int, like: Tensor) -> Tensor:
+def _valid_lines(mask: Mask, heads: int, n: int, m: int, like: Tensor) -> Tensor:
     left = like.new_empty(heads, n, dtype=torch.bool)
     grid = (heads * triton.cdiv(n, 32),)
-    lines_left[grid](mask, n, m, left, ROWS=32, COLS=64, num_warps=4, enable_fp_fusion=True)
+    find_valid_lines[grid](mask, n, m, left, ROWS=32, COLS=64, num_warps=4, enable_fp_fusion=True)
     return left
 
 

@@ -1,4 +1,4 @@
-"""What the kernels are handed: tensors of any strides, and the masks that say which entries take part.
+"""The operands of the kernels: tensors of any strides, and the masks that say which entries are valid.
 
 A kernel runs one program per block and matrix. Programs count through the leading axes themselves, so that a transposed
 head axis or a mask that repeats over the batch (stride 0) is read where it lies and nothing is copied.
@@ -26,18 +26,18 @@ class Strided(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Which entries of the scores take part, and what is added to them."""
+    """Which entries of the scores are valid, and what is added to them."""
 
     bias: Strided
     entries: Strided  # bool
-    rows: Any  # bool (heads, n), contiguous: some entry is left; None where all are
+    rows: Any  # bool (heads, n), contiguous: has a valid entry; None where all have
     cols: Any  # bool (heads, m)
     lowest: float  # a bias down here means masked
     lead: tuple[int, ...]  # the leading axes that programs count through: see `counted`
 
 
 def counted(lead: torch.Size) -> tuple[int, ...]:
-    """The leading axes longer than 1; one at least, whose length nobody asks for."""
+    """The leading axes longer than 1; one at least, whose length is not used."""
     return tuple(size for size in lead if size > 1) or (1,)
 
 
@@ -73,11 +73,11 @@ def locate(operand, lead, head):
 
 
 @triton.jit
-def tokens(operand, lead, head, index, alive, width, WIDTH: tl.constexpr):
-    """Tokens (block, WIDTH) of one matrix. Those out of the game read as zero, whatever stands there."""
+def tokens(operand, lead, head, index, valid, width, WIDTH: tl.constexpr):
+    """Tokens (block, WIDTH) of one matrix. Masked ones read as zero, whatever they hold."""
     feature = tl.arange(0, WIDTH)
     at = locate(operand, lead, head) + times(index, operand.row)[:, None] + times(feature, operand.col)[None, :]
-    return tl.load(at, mask=alive[:, None] & (feature < width)[None, :], other=0.0)
+    return tl.load(at, mask=valid[:, None] & (feature < width)[None, :], other=0.0)
 
 
 @triton.jit
@@ -89,39 +89,39 @@ def block(count, SIZE: tl.constexpr):
 
 
 @triton.jit
-def taking_part(alive, head, index, count):
-    """Of these rows or columns, those that exist and have an entry left."""
+def valid_lines(valid, head, index, count):
+    """Of these rows or columns, those that exist and have a valid entry."""
     inside = index < count
-    if alive is not None:
-        inside = inside & (tl.load(alive + head.to(tl.int64) * count + index, mask=inside, other=0) != 0)
+    if valid is not None:
+        inside = inside & (tl.load(valid + head.to(tl.int64) * count + index, mask=inside, other=0) != 0)
     return inside
 
 
 @triton.jit
-def entries_taking_part(mask, head, i, j, row, col):
+def valid_entries(mask, head, i, j, row, col):
     """A tile of the mask, and of the bias: zero where masked."""
-    alive = row[:, None] & col[None, :]
+    valid = row[:, None] & col[None, :]
     if mask.entries.data is not None:
         at = locate(mask.entries, mask.lead, head) + times(i, mask.entries.row)[:, None]
-        alive = alive & (tl.load(at + times(j, mask.entries.col)[None, :], mask=alive, other=0) != 0)
-    bias = tl.zeros(alive.shape, tl.float32)
+        valid = valid & (tl.load(at + times(j, mask.entries.col)[None, :], mask=valid, other=0) != 0)
+    bias = tl.zeros(valid.shape, tl.float32)
     if mask.bias.data is not None:
         at = locate(mask.bias, mask.lead, head) + times(i, mask.bias.row)[:, None]
-        bias = tl.load(at + times(j, mask.bias.col)[None, :], mask=alive, other=0.0).to(tl.float32)
+        bias = tl.load(at + times(j, mask.bias.col)[None, :], mask=valid, other=0.0).to(tl.float32)
         # Hugging Face writes the lowest finite number for minus infinity; column steps would divide it away.
         masked = bias <= mask.lowest
-        alive = alive & (masked == 0)
+        valid = valid & (masked == 0)
         bias = tl.where(masked, 0.0, bias)
-    return alive, bias
+    return valid, bias
 
 
 @triton.jit
 def score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2: tl.constexpr):
     """Scores in float32 of tokens read with `tokens`, each row less its shift; minus infinity where masked."""
-    alive, bias = entries_taking_part(mask, head, i, j, row, col)
+    valid, bias = valid_entries(mask, head, i, j, row, col)
     # The default for float32 is tf32, whose ten bits would be the largest error of all.
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias
     if L2:  # |q|² shifts whole rows, which no weight depends on
         wide = k.to(tl.float32)
         scores -= (0.5 * scale * tl.sum(wide * wide, 1))[None, :]
-    return tl.where(alive, scores - shift[:, None], float("-inf"))
+    return tl.where(valid, scores - shift[:, None], float("-inf"))

@@ -73,7 +73,7 @@ def _places(count, n, m, GROUP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.const
 def _participants(scores):
     """The scores less their rows' maxima, the lines that have an entry left, and log(rows/columns) of those."""
     masked = scores == float("-inf")
-    # A NaN that takes part keeps its lines alive, and has to come out again.
+    # NaN at a valid entry keeps its row and column valid, and has to come out again.
     rows, cols = tl.max((masked == 0).to(tl.int32), 2) != 0, tl.max((masked == 0).to(tl.int32), 1) != 0
     top = tl.max(scores, 2)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -85,12 +85,12 @@ def _participants(scores):
 
 
 @triton.jit
-def _logsumexp(x, alive, AXIS: tl.constexpr):
-    """Log-sum-exp along an axis of the lines that take part; 0 of the others."""
+def _logsumexp(x, valid, AXIS: tl.constexpr):
+    """Log-sum-exp along an axis of the valid rows or columns; 0 for the others."""
     top = tl.max(x, AXIS)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp(x - tl.expand_dims(top, AXIS)), AXIS)
-    return tl.where(alive, top + tl.log(tl.where(alive, total, 1.0)), 0.0)
+    return tl.where(valid, top + tl.log(tl.where(valid, total, 1.0)), 0.0)
 
 
 @triton.jit
