@@ -27,21 +27,21 @@ class Checked(NamedTuple):
     seconds: float
 
 
-def check(step: Step, want: Callable[[], Sequence[Tensor]]) -> Checked:
+def check(step: Step, expected: Callable[[], Sequence[Tensor]]) -> Checked:
     """One call of a step, compared with what it should have come to."""
     step.reset()
     start = time.perf_counter()
     step.call()
     seconds = time.perf_counter() - start
-    return Checked(deviation(step.outcome(), want()), seconds)
+    return Checked(deviation(step.outcome(), expected()), seconds)
 
 
-def deviation(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+def deviation(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The worst difference, relative to the largest entry of its tensor; infinite where something is not a number."""
-    if len(got) != len(want):
+    if len(got) != len(expected):
         return math.inf
     worst = 0.0
-    for ours, theirs in zip(got, want, strict=True):
+    for ours, theirs in zip(got, expected, strict=True):
         if ours.shape != theirs.shape:
             return math.inf
         size = theirs.double().abs().max().item() or 1.0

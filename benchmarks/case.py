@@ -10,7 +10,7 @@ LARGEST_DIRECT = 1024
 
 @dataclass(frozen=True)
 class Case:
-    """Float32 attention on (batch, heads, n, d); `padding` is the share of tokens out of the game, None for no mask."""
+    """Float32 attention on (batch, heads, n, d); `padding` is the share of masked tokens, None for no mask."""
 
     batch: int
     heads: int

@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("suites", nargs="*", metavar="suite", help="which suites to run (default: all), or `report`")
     parser.add_argument("--quick", action="store_true", help="two shapes, few rounds: about two minutes")
-    parser.add_argument("--rows", metavar="NAME,…", help="only these rows (SDPA always takes part)")
+    parser.add_argument("--rows", metavar="NAME,…", help="only these rows (SDPA is always timed)")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads (default: 2)")
     parser.add_argument("--budget", type=float, default=1.0, metavar="FACTOR", help="multiplies the time for rounds")
     parser.add_argument("--list", action="store_true", help="name the suites and the rows, and stop")

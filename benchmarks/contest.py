@@ -14,7 +14,7 @@ from benchmarks.timing import Plan, interleave
 
 @dataclass(frozen=True)
 class Entry:
-    """A row as it takes part: `build` makes its step (or says why not), `check` calls it once and compares."""
+    """A row as it is timed: `build` makes its step (or says why not), `check` calls it once and compares."""
 
     row: str
     build: Callable[[], Step]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Unavailable(Exception):
-    """A row that cannot take part, with its reason."""
+    """A row that cannot be timed, with its reason."""
 
 
 class Step(Protocol):

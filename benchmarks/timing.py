@@ -13,7 +13,7 @@ SLOW = 3.0  # seconds: a row this slow is warmed up by its check alone, and aske
 
 @dataclass(frozen=True)
 class Plan:
-    """Seconds for all rounds together, and how many rounds a row takes part in at least and at most."""
+    """Seconds for all rounds together, and how many rounds a row has at least and at most."""
 
     budget: float
     least: int = 5

@@ -100,7 +100,7 @@ def train_cell(data: Path, out: Path, arm: str, seed: int) -> dict[str, Any]:
 
 
 def prepare(data: Path, out: Path) -> study.Train:
-    load_mnist(data)  # what is missing is told before any worker starts
+    load_mnist(data)  # missing files are reported before any worker starts
     return functools.partial(train_cell, data, out)
 
 

@@ -116,7 +116,7 @@ def _score_errors(
 
 
 def _valid(case: Case, t: Leaves) -> tuple[Tensor, Tensor | None]:
-    """Which entries (…, n, m) take part, and the bias, 0 where they do not."""
+    """Which entries (…, n, m) are valid, and the bias, 0 where they are not."""
     valid = torch.ones(*case.lead, case.n, case.m, dtype=torch.bool)
     valid = valid.tril() if case.causal else valid
     for name, size, axis in (("query_mask", case.n, -1), ("key_mask", case.m, -2)):

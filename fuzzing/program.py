@@ -152,7 +152,7 @@ def limit_tolerance(case: Case) -> float:
 
 
 def one_way(case: Case) -> list[str]:
-    """Masks that order the tokens are passed on purpose, where the function has to be told so."""
+    """Masks that order the tokens are passed on purpose, where the function needs a keyword for it."""
     function = public(case.function)
     masked = case.function in ATTENTION and case.attn_mask is not None
     return ["allow_one_way_mask=True"] * (masked and "allow_one_way_mask" in inspect.signature(function).parameters)

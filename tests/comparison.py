@@ -3,8 +3,8 @@
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn
+from tests import oracle
 
 
 def compare(scores, n_iters, backend, **options):

@@ -55,7 +55,7 @@ def batch_weights(scores, n_iters, tau=1.0, mask=None, row_mass=None, col_mass=N
 
 
 def attention(query, key, value, n_iters, tau=1.0, mask=None, bias=None, cost="dot", scale=None):
-    """Attention in float64. Tokens out of the game must be finite here: the oracle multiplies them by zero."""
+    """Attention in float64. Masked tokens must be finite here: the oracle multiplies them by zero."""
     query, key, value = query.double(), key.double(), value.double()
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if cost == "dot":

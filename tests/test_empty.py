@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import MultiheadAttention, marginal_error, sinkhorn, sinkhorn_attention, sinkhorn_limit
 from sinkformers.attention import attention_with_weights
 from sinkformers.models import PointCloudTransformer, SetTransformer, TranslationTransformer
@@ -23,6 +22,7 @@ from sinkformers.modules import (
     OffsetAttention,
     SelfAttention,
 )
+from tests import oracle
 
 BACKENDS = ["auto", "native", "torch", "reference"]
 N_ITERS = [1, 2, 3]

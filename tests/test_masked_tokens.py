@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import sinkformers
-from masked_cases import CASES, Fill
 from sinkformers import attention, core, models, modules
+from tests.masked_cases import CASES, Fill
 
 FILLINGS = [0.0, 1e30, math.nan, math.inf, -math.inf]
 

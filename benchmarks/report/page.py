@@ -1,4 +1,4 @@
-"""The page: prose stays, what stands between the markers is written anew from the records."""
+"""The page: prose stays, what is between the markers is written from the records."""
 
 import re
 from pathlib import Path

@@ -18,7 +18,7 @@ from benchmarks.rows.row import Row, peer, refuse_mask
 
 
 class JaxStep:
-    """A jitted function of arrays that were handed over beforehand."""
+    """A jitted function of arrays that were converted beforehand."""
 
     def __init__(self, function: Callable[..., Any], arrays: list[Any], jax: Any) -> None:
         self.function, self.arrays, self.jax = function, arrays, jax

@@ -1,4 +1,4 @@
-"""What a row is, and when it is left out for want of memory."""
+"""What a row is, and when it is left out for lack of memory."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class ModelStep:
             self.optimizer.zero_grad(set_to_none=True)
 
     def outcome(self) -> list[Tensor]:
-        """What the tokens that take part came to: the padding of an original is its own affair."""
+        """The outputs of valid tokens; an original may put anything into its padding."""
         assert self.out is not None
         out, mask = self.out.detach(), self.inputs.get("attention_mask")
         if "padding" in self.inputs:

@@ -1,4 +1,4 @@
-"""A padding mask against none: no padding at all, a quarter, a half. Queries and keys are both out of the game."""
+"""A padding mask against none: no padding at all, a quarter, a half. Queries and keys are both masked."""
 
 from collections.abc import Iterator
 from dataclasses import replace

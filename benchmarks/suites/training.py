@@ -72,10 +72,10 @@ def _check(row: Row, model: Model) -> agreement.Checked:
     """Loss and gradients of one example, beside the same model in float64 with the row's definition in it."""
     one = replace(model, case=replace(model.case, batch=1))
     definition = "softmax" if row.formula == "softmax" else "reference"
-    got, want = _step(row.name, one), _step(definition, one)
-    want.model.double()
-    if want.batch.is_floating_point():
-        want.batch = want.batch.double()
-    for step in (got, want):
+    got, expected = _step(row.name, one), _step(definition, one)
+    expected.model.double()
+    if expected.batch.is_floating_point():
+        expected.batch = expected.batch.double()
+    for step in (got, expected):
         step.backward()
-    return agreement.Checked(agreement.deviation(got.outcome(), want.outcome()), 0.0)
+    return agreement.Checked(agreement.deviation(got.outcome(), expected.outcome()), 0.0)

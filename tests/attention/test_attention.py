@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-import oracle
-from saved import saved_bytes
 from sinkformers import sinkhorn_attention
+from tests import oracle
+from tests.saved import saved_bytes
 
 BACKENDS = ["torch", "native", "reference"]
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import oracle
-from saved import saved_bytes
 from sinkformers import sinkhorn_attention
+from tests import oracle
+from tests.saved import saved_bytes
 
 HALVES = [torch.float16, torch.bfloat16]
 

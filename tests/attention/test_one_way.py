@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from one_way_masks import ORDERED, REFUSED, UNORDERED, K, N, Q, as_bias, by_definition
 from sinkformers import sinkhorn_attention
 from sinkformers.attention import attention_with_weights, one_way
 from sinkformers.attention.one_way import is_one_way
+from tests.one_way_masks import ORDERED, REFUSED, UNORDERED, K, N, Q, as_bias, by_definition
 
 
 def attend(mask, **options):

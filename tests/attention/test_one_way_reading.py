@@ -12,10 +12,10 @@ from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from one_way_masks import ORDERED, REFUSED, UNORDERED, N, as_bias
 from sinkformers import MultiheadAttention, sinkhorn_attention, to_sinkformer
 from sinkformers.attention import one_way
 from sinkformers.attention.one_way import is_one_way
+from tests.one_way_masks import ORDERED, REFUSED, UNORDERED, N, as_bias
 
 
 def attend(mask, **options):

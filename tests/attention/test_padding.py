@@ -1,11 +1,11 @@
-"""Tokens out of the game leave no trace, whichever mask says so."""
+"""Masked tokens have no effect, by whichever mask."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn_attention
+from tests import oracle
 
 BACKENDS = ["auto", "torch", "native", "reference"]
 N_ITERS = [1, 2, 3, 21]
@@ -160,7 +160,7 @@ def test_keys_after_the_last_query_are_not_seen_by_causal_softmax(backend, padde
 @pytest.mark.parametrize("n_iters", N_ITERS)
 @pytest.mark.parametrize("where", ["query", "key", "value", "d_out"])
 def test_a_nan_in_the_game_gives_no_gradient_to_padding(where, n_iters, backend):
-    """A NaN that takes part comes out again; but not at tokens that do not take part."""
+    """NaN in a valid token comes out again, but not at masked tokens."""
     real_q, real_k = (torch.arange(n) < n - 3 for n in (11, 13))
     bias = torch.randn(2, 3, 11, 13).requires_grad_()
     inputs = [x.detach() for x in tokens()]

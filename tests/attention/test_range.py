@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn, sinkhorn_attention
 from sinkformers.core import log_domain
+from tests import oracle
 
 BACKENDS = ["torch", "native", "reference"]
 
@@ -43,7 +43,7 @@ def test_large_values_of_a_key_that_lies_low(backend, depth, size, n_iters):
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("size", [1e4, 1e7, 1e9, 1e11, 1e13])
-def test_a_gradient_of_any_size_that_overflows_is_handed_over(backend, size):
+def test_a_gradient_of_any_size_that_overflows_falls_back_to_the_log_domain(backend, size):
     """Where the kernel is zero, the product of two factors must not overflow, whichever of the two is the larger."""
     scores = torch.zeros(20, 20)
     scores[:, 3] = -65
@@ -58,7 +58,7 @@ def test_a_gradient_of_any_size_that_overflows_is_handed_over(backend, size):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("n", "m"), [(12, 13), (37, 41)])
 @pytest.mark.parametrize("n_iters", [3, 4])
-def test_the_gradient_of_tau_where_one_matrix_is_handed_over(backend, n, m, n_iters, monkeypatch):
+def test_the_gradient_of_tau_where_one_matrix_falls_back(backend, n, m, n_iters, monkeypatch):
     """The others keep theirs, and each goes to its own tau."""
     calls, original = [], log_domain.potentials
     monkeypatch.setattr(log_domain, "potentials", lambda p, *a: calls.append(len(p.scores)) or original(p, *a))
@@ -75,7 +75,7 @@ def test_the_gradient_of_tau_where_one_matrix_is_handed_over(backend, n, m, n_it
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-def test_padding_sends_no_gentle_head_to_the_log_domain(backend, monkeypatch):
+def test_padding_alone_sends_no_head_to_the_log_domain(backend, monkeypatch):
     """A text of nothing but padding least of all: what stands there would be recomputed, at many times the price."""
     monkeypatch.setattr(log_domain, "potentials", lambda *_: pytest.fail("in the log domain"))
     valid = torch.arange(11) < torch.tensor([[11], [6], [0]])

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import MultiheadAttention, sinkhorn_attention, to_sinkformer
+from tests import oracle
 
 BACKENDS = ["auto", "torch", "native", "reference"]
 

@@ -31,7 +31,7 @@ def test_every_suite_has_its_place_on_the_page():
     assert all(f"<!-- benchmark: {name} -->" in text for name in [*SUITES, "targets"])
 
 
-def test_sdpa_takes_part_whoever_is_asked_for():
+def test_sdpa_is_timed_whichever_rows_are_chosen():
     assert [row.name for row in Settings(rows=("native",)).pick(ROWS)] == ["sdpa", "native"]
     assert {"geomloss", "keops", "ott"}.isdisjoint(row.name for row in Settings(quick=True).pick(ROWS))
     assert len(Settings().pick(ROWS)) == len(ROWS)

@@ -13,10 +13,10 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import transformers as hf
 
-import oracle
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
 from sinkformers.conversion import registry
+from tests import oracle
 from tests.conversion.zoo import (
     BUILDERS,
     IMAGE,

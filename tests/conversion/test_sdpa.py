@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import set_n_iters, to_sinkformer, to_transformer, watch_attention
+from tests import oracle
 
 EXACT = 1e-12  # float64, values of order 1
 REAL = torch.arange(7) < torch.tensor([[7], [5], [3]])

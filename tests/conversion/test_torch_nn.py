@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
+from tests import oracle
 
 EXACT = 1e-12  # float64, a few thousand roundings on values of order 1
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
-from comparison import compare
 from sinkformers import sinkhorn
+from tests import oracle
+from tests.comparison import compare
 
 BACKENDS = ["torch", "native", "reference"]
 

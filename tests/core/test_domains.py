@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn, sinkhorn_attention
 from sinkformers.core import kernel_domain, log_domain
 from sinkformers.core.definition import Definition
 from sinkformers.core.problem import pose
+from tests import oracle
 
 
 def problem_and_oracle(n=7, m=11):
@@ -64,8 +64,8 @@ def test_vanishing_exponents_are_exact_zeros(dtype):
 
 
 @pytest.mark.parametrize("n_iters", [3, 4, 7])
-def test_everything_handed_over_is_the_same(monkeypatch, n_iters):
-    """With no room at all in the kernel domain, the log domain gives weights, gradients and the implicit gradient."""
+def test_the_log_domain_gives_the_same_for_every_matrix(monkeypatch, n_iters):
+    """With every matrix unsafe, the log domain gives weights, gradients and the implicit gradient."""
     scores = torch.randn(3, 7, 11, dtype=torch.float64, requires_grad=True)
     mask, tau = torch.rand(7, 11) > 0.2, torch.tensor([0.3, 0.7, 1.0], dtype=torch.float64, requires_grad=True)
     tokens = [torch.randn(3, n, 4, dtype=torch.float64, requires_grad=True) for n in (7, 11, 11)]
@@ -91,7 +91,7 @@ def test_everything_handed_over_is_the_same(monkeypatch, n_iters):
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-def test_a_gradient_that_overflows_is_handed_over(backend):
+def test_a_gradient_that_overflows_falls_back_to_the_log_domain(backend):
     """u and v are in range, but times a large incoming gradient they are not, where the kernel is zero."""
     scores = torch.zeros(20, 20)
     scores[:, 3] = -65
@@ -105,7 +105,7 @@ def test_a_gradient_that_overflows_is_handed_over(backend):
     assert_close(grad.double(), exact, atol=1e-3 * exact.abs().max().item(), rtol=0)
 
 
-def test_an_attention_gradient_that_overflows_is_handed_over():
+def test_an_attention_gradient_that_overflows_falls_back_to_the_log_domain():
     q, k = torch.zeros(20, 4), torch.zeros(20, 4)
     bias = torch.zeros(20, 20)
     bias[:, 3] = -65

@@ -5,8 +5,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
-from saved import saved_bytes
 from sinkformers import sinkhorn, sinkhorn_limit
+from tests.saved import saved_bytes
 
 SHAPES = [(5, 5), (3, 7), (7, 3), (1, 4), (2, 3, 5)]
 

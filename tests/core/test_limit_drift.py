@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn_limit
+from tests import oracle
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_iters", [1, 3, 5, 11, 51, 201])
 @pytest.mark.parametrize("tau", [1.0, 0.9])
 def test_rows_sum_to_one_wherever_it_stops(dtype, max_iters, tau):
-    """A kernel taken anew around potentials of size s carries their rounding, s·eps; the last row step must not."""
+    """A kernel computed again around potentials of size s carries their rounding, s·eps; the last row step must not."""
     scores = 3000 * torch.randn(8, 24, 24, dtype=dtype)
     weights, _ = sinkhorn_limit(scores, max_iters=max_iters, tau=tau, return_info=True)
     # The rounding of a sum of 24 terms, √24·eps, of the quotients, and a margin.

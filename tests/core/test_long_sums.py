@@ -1,6 +1,6 @@
 """Columns of 100,003 like terms in float32: added one after the other they lose nearly a thousandth of their sum.
 
-Blocks have some 1,000 rows, so that a term takes part in about 1,000 additions within its block, then in 98 over the
+Blocks have some 1,000 rows, so that a term is in about 1,000 additions within its block, then in 98 over the
 blocks; each rounds by eps/2 at most, always the same way where terms are alike.
 """
 

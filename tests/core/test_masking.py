@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
-from comparison import compare
 from sinkformers import sinkhorn, sinkhorn_limit
+from tests import oracle
+from tests.comparison import compare
 
 BACKENDS = ["auto", "torch", "native", "reference"]
 N_ITERS = [1, 2, 3, 4, 21]

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracle
 from sinkformers import sinkhorn, sinkhorn_attention
+from tests import oracle
 
 DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
 # One seed a case: hypothesis shrinks sizes and magnitudes, which is what failures hang on.

@@ -1,4 +1,4 @@
-"""Calls go straight to the kernels unless somebody watches; whoever watches sees the registered operators."""
+"""Calls run the kernels directly unless something intercepts them, which then sees the registered operators."""
 
 from functools import partial
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flows_problems import normal, order
 from sinkformers.flows import (
     Bump,
     Gaussian,
@@ -17,6 +16,7 @@ from sinkformers.flows import (
     sinkformer_limit,
     transformer_limit,
 )
+from tests.flows_problems import normal, order
 
 W_KEY = torch.tensor([[1.0, 0.3], [-0.2, 0.9]], dtype=torch.float64)
 W_QUERY = torch.tensor([[0.8, 0.1], [0.0, 0.9]], dtype=torch.float64)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flows_problems import general, indefinite, normal, tied, weighted
 from sinkformers import sinkhorn_limit
 from sinkformers.flows import AttentionMap, Measure, Projections, energy_infinity, energy_zero
+from tests.flows_problems import general, indefinite, normal, tied, weighted
 
 
 def gradient(energy, measure, *arguments, **options):

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from flows_problems import general, normal, tied, weighted
 from sinkformers.flows import (
     EULER,
     AttentionMap,
@@ -29,6 +28,7 @@ from sinkformers.flows import (
     softmax_of_gaussian,
     transformer_limit,
 )
+from tests.flows_problems import general, normal, tied, weighted
 
 EYE = torch.eye(2, dtype=torch.float64)
 SINGULAR = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))

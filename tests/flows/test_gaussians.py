@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flows_problems import general, normal, tied
 from sinkformers.flows import (
     AttentionMap,
     Gaussian,
@@ -22,6 +21,7 @@ from sinkformers.flows import (
     softmax_of_gaussian,
     transformer_limit,
 )
+from tests.flows_problems import general, normal, tied
 
 COVARIANCE = torch.tensor([[1.3, 0.4], [0.4, 0.7]], dtype=torch.float64)
 SHIFTED = Gaussian(torch.tensor([0.3, -0.2], dtype=torch.float64), COVARIANCE)

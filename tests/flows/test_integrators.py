@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flows_problems import order, tied, weighted
 from sinkformers import sinkhorn
 from sinkformers.flows import (
     BOGACKI_SHAMPINE,
@@ -22,6 +21,7 @@ from sinkformers.flows import (
     integrate,
 )
 from sinkformers.flows.integrators import METHODS, step
+from tests.flows_problems import order, tied, weighted
 
 START = torch.tensor([0.3, 1.1], dtype=torch.float64)
 

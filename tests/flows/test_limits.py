@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flows_problems import normal, order, tied
 from sinkformers.flows import (
     AttentionMap,
     Bump,
@@ -19,6 +18,7 @@ from sinkformers.flows import (
     softmax_of_gaussian,
     transformer_limit,
 )
+from tests.flows_problems import normal, order, tied
 
 ONE = torch.eye(1, dtype=torch.float64)
 W_KEY = torch.tensor([[1.0, 0.8], [-0.3, 0.9]], dtype=torch.float64)  # not symmetric

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flows_problems import general, indefinite, normal, tied, weighted
 from sinkformers import sinkhorn, sinkhorn_limit
 from sinkformers.flows import AttentionMap, Measure, Projections
+from tests.flows_problems import general, indefinite, normal, tied, weighted
 
 COUNTS = [0, 1, 2, 3, 4, 7, math.inf]
 

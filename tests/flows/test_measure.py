@@ -1,8 +1,8 @@
 import torch
 from torch.testing import assert_close
 
-from flows_problems import normal, weighted
 from sinkformers.flows import Bump, Gaussian, Measure
+from tests.flows_problems import normal, weighted
 
 
 def test_moments_are_those_of_the_weights():

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle as other
 from fuzzing import bounds, judge, oracle
 from fuzzing.case import BACKENDS, Case
 from fuzzing.child import Child
@@ -17,6 +16,7 @@ from fuzzing.draw import draw
 from fuzzing.judgement import Verdict
 from fuzzing.shrink import features, shrink
 from fuzzing.snippet import snippet
+from tests import oracle as other
 
 
 def test_a_short_run_finds_nothing():

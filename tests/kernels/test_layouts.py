@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn_attention
 from sinkformers.kernels import native
+from tests import oracle
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 
@@ -59,7 +59,7 @@ def agree(got, expected):
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("width", [1, 3, 8])
 def test_axes_in_any_order(order, width):
-    """At width 1 the stride of the features means nothing; at width 8 tokens lie as the kernels want them."""
+    """At width 1 the stride of the features means nothing; at width 8 tokens lie as the kernels need them."""
     inputs, d_out = problem(width, width)
 
     def change(tensor):

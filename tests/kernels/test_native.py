@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
-from saved import saved_bytes
 from sinkformers import sinkhorn, sinkhorn_attention
 from sinkformers.kernels import native
 from sinkformers.kernels.native import binding
+from tests import oracle
+from tests.saved import saved_bytes
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 

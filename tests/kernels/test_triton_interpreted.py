@@ -20,11 +20,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import triton.language as tl
 from triton.runtime import interpreter
 
-import oracle
 from sinkformers import sinkhorn
 from sinkformers.attention.call import AttentionCall
 from sinkformers.kernels.triton import attention, attention_backward, attention_forward, tiny_backward, tiny_forward
 from sinkformers.kernels.triton.dropout import dropout
+from tests import oracle
 
 pytestmark = pytest.mark.triton
 
@@ -98,7 +98,7 @@ class Case:
         return alive
 
     def evaluate(self, weights_of, dtype):
-        """The same in torch, differentiated by autograd; tokens out of the game are zero."""
+        """The same in torch, differentiated by autograd; masked tokens are zero."""
         alive = self.participants()
         rows, cols = alive.any(-1)[..., None], alive.any(-2)[..., None]
         leaves = [torch.where(a, x, 0).to(dtype) for x, a in ((self.q, rows), (self.k, cols), (self.v, cols))]
@@ -175,7 +175,7 @@ def test_sharp_scores(n_iters):
 
 @pytest.mark.parametrize("n_iters", [4, 5])
 def test_a_sunk_column(n_iters):
-    """All queries want one key, and a small tau lets the others sink: a column step has weights where the last have
+    """All queries prefer one key, and a small tau leaves the others low: a column step has weights where the last have
     none, and no ratio between the two could be held. A head without a favourite takes the ratios, in the same call."""
     bias = torch.zeros(2, 1, 43)
     bias[0, 0, 7] = 400

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import saved
 import sinkformers
 from sinkformers.models import SetTransformer
 from sinkformers.models.set_transformer import unscaled_plan
 from sinkformers.modules import ISAB, MAB
+from tests import saved
 
 SMALL = {"classes": 7, "dim": 12, "heads": 3, "inducing": 5}
 AUTHORS = {"sab": False, "dropout": 0.5, "scale_by": "width", "plan": unscaled_plan, "literal_pool": True}

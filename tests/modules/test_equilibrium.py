@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import ConvergenceWarning
 from sinkformers.modules import EquilibriumAttention
+from tests import oracle
 
 REAL = torch.arange(7) < torch.tensor([[7], [4]])
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers.modules import InvertibleAttention
 from sinkformers.modules.lipschitz import limit_bound, softmax_bound
+from tests import oracle
 
 COUNTS = [1, 2, 3, 5, math.inf]
 REAL = torch.arange(7) < torch.tensor([[7], [4]])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.lipschitz import limit_bound, softmax_bound
+from tests import oracle
 
 
 def rand(*size):

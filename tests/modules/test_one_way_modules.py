@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from one_way_masks import ORDERED, REFUSED, UNORDERED, K, N, Q, as_bias
 from sinkformers import MultiheadAttention, to_sinkformer
+from tests.one_way_masks import ORDERED, REFUSED, UNORDERED, K, N, Q, as_bias
 
 
 class TestModule:

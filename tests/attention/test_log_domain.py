@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn_attention
 from sinkformers.core import log_domain
+from tests import oracle
 
 BACKENDS = ["torch", "native"]
 
@@ -24,7 +24,7 @@ def noisy_tokens(n):
 
 
 @pytest.fixture
-def handed_over(monkeypatch):
+def recomputed(monkeypatch):
     """The number of heads in each run of the log domain."""
     calls, original = [], log_domain.potentials
     monkeypatch.setattr(log_domain, "potentials", lambda p, *a: calls.append(len(p.scores)) or original(p, *a))
@@ -46,7 +46,7 @@ def compare(got, exact, inputs, doubles, bias, n_iters):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("depth", "n_iters", "tau"), [(1000, 51, 1.0), (88, 43, 1.0), (88, 51, 0.99)])
-def test_the_hub_by_bias(depth, n_iters, tau, backend, handed_over):
+def test_the_hub_by_bias(depth, n_iters, tau, backend, recomputed):
     n = 64
     q, k, v = noisy_tokens(n)
     bias = torch.stack([torch.zeros(n, n), hub(n, depth), torch.zeros(n, n)])
@@ -55,11 +55,11 @@ def test_the_hub_by_bias(depth, n_iters, tau, backend, handed_over):
     got = sinkhorn_attention(*inputs[:4], n_iters=n_iters, tau=inputs[4], backend=backend)
     exact = oracle.attention(*doubles[:3], n_iters, doubles[4], bias=doubles[3])
     compare(got, exact, inputs, doubles, bias, n_iters)
-    assert set(handed_over) == {1}
+    assert set(recomputed) == {1}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_implicit_gradient_of_the_hub(backend, handed_over):
+def test_the_implicit_gradient_of_the_hub(backend, recomputed):
     """Relaxed columns converge, so that the implicit gradient is that of the steps, tau's included."""
     n, n_iters = 64, 401
     q, k, v = noisy_tokens(n)
@@ -69,13 +69,13 @@ def test_the_implicit_gradient_of_the_hub(backend, handed_over):
     got = sinkhorn_attention(*inputs[:3], bias, n_iters=n_iters, tau=inputs[3], gradient="implicit", backend=backend)
     exact = oracle.attention(*doubles[:3], n_iters, doubles[3], bias=bias)
     compare(got, exact, inputs, doubles, bias, n_iters)
-    assert set(handed_over) == {1}
+    assert set(recomputed) == {1}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("lead", [(), (1,), (2, 1, 3)])
 @pytest.mark.parametrize("options", [{"tau": 0.5}, {"dropout_p": 0.4}, {"tau": 0.5, "dropout_p": 0.4}])
-def test_any_number_of_leading_axes(lead, options, backend, handed_over):
+def test_any_number_of_leading_axes(lead, options, backend, recomputed):
     """Each head is recomputed with its own tau and its own place in the dropout, heads without an axis included."""
     inputs = [30 * torch.randn(*lead, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     d_out = torch.randn(*lead, 6, 4, dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_any_number_of_leading_axes(lead, options, backend, handed_over):
         torch.manual_seed(3)
         out = sinkhorn_attention(*inputs, scale=1.0, n_iters=5, backend=name, **options)
         both.append([out, *torch.autograd.grad(out, inputs, d_out)])
-    assert handed_over
+    assert recomputed
     query, key, value = (x.detach() for x in inputs)
     keep = 1 - options.get("dropout_p", 0.0)
     d_weights = d_out @ value.mT / keep

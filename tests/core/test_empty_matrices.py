@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import oracle
 from sinkformers import sinkhorn, sinkhorn_limit
 from sinkformers.core import log_domain
+from tests import oracle
 
 BACKENDS = ["torch", "native", "reference", "limit"]
 
