@@ -9,7 +9,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from sinkformers.core.backend import Backend, Backends
 from sinkformers.core.description import Description, Field, describe
-from sinkformers.core.modes import autocasts, without_autocast
+from sinkformers.core.modes import autocasts, intercepted, without_autocast
 from sinkformers.core.registration import LIBRARY, define, differentiable, not_differentiable, register_vmap
 
 
@@ -53,15 +53,20 @@ class Operator:
         _decompose(self._forward_operator, self._traced_forward)
         _decompose(self._backward_operator, self._traced_backward)
         self._gradient = not_differentiable(self._backward_operator, self._backward, tensors_at=backward.tensors_at)
-        places = [at for at, field in enumerate(self.call.fields) if field.role is not None]
+        self._tensors_at = [at for at, field in enumerate(self.call.fields) if field.role is not None]
         self._apply = differentiable(
-            self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=places
+            self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=self._tensors_at
         )
 
     def __call__(self, call: Any, backend: Backend) -> Any:
         """The result of a call, differentiable."""
-        revision = backend.revision() if torch.compiler.is_compiling() else ""
-        return self.result.kind(*self._apply(*call, backend.name, revision))
+        if torch.compiler.is_compiling():
+            return self.result.kind(*self._apply(*call, backend.name, backend.revision()))
+        if not torch.is_grad_enabled():  # the shortest way for inference
+            tensors = [call[at] for at in self._tensors_at if call[at] is not None]
+            if not intercepted(tensors):
+                return self.result.kind(*self._run(call, backend))
+        return self.result.kind(*self._apply(*call, backend.name, ""))
 
     def _read(self, args: tuple[Any, ...]) -> tuple[Any, str, str]:
         *call, backend, revision = args

@@ -7,7 +7,6 @@ so that nothing a kernel reads or writes can be freed before it returns.
 
 import ctypes
 import struct
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -44,16 +43,15 @@ class Arguments:
 
     def __init__(self, layout: Layout, **numbers: Any) -> None:
         self.layout, self._values, self._tensors = layout, layout.zeros.copy(), []
-        values, places = self._values, layout.places
+        self.set(**numbers)
+
+    def set(self, **numbers: Any) -> None:
+        values, places = self._values, self.layout.places
         for name, number in numbers.items():
             values[places[name]] = number
 
     def packed(self) -> bytes:
         return self.layout.packer.pack(*self._values)
-
-    def _set(self, name: str, *values: Any) -> None:
-        place = self.layout.places[name]
-        self._values[place : place + len(values)] = values
 
     def _address(self, tensor: Tensor) -> int:
         self._tensors.append(tensor)
@@ -65,30 +63,24 @@ class Arguments:
             if tensor is not None:
                 assert tensor.is_contiguous(), name
                 assert not tensor.is_neg(), name
-                self._set(name, self._address(tensor))
+                self._values[self.layout.places[name]] = self._address(tensor)
 
     def read(self, **tensors: Tensor | None) -> None:
         """Set pointers to inputs, copied where they are not contiguous."""
         for name, tensor in tensors.items():
             if tensor is not None:
-                self._set(name, self._address(_plain(tensor).contiguous()))
+                self._values[self.layout.places[name]] = self._address(_plain(tensor).contiguous())
 
-    def read_strided(self, **tensors: Tensor | None) -> None:
-        """Set strided fields to inputs (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1, which repeat."""
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                tensor = _plain(tensor)
-                self._set(name, self._address(tensor), *_steps(tensor.shape, tensor.stride()))
+    def read_strided(self, name: str, tensor: Tensor) -> None:
+        """Set a strided field to an input (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1."""
+        place, tensor = self.layout.places[name], _plain(tensor)
+        steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+        self._values[place : place + 1 + len(steps)] = [self._address(tensor), *steps]
 
-    def read_tokens(self, **tensors: Tensor) -> None:
-        """Set strided fields to tokens (b, h, i, features), copied where their features are not adjacent."""
-        for name, tensor in tensors.items():
-            adjacent = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-            self.read_strided(**{name: tensor if adjacent else tensor.contiguous()})
-
-
-def _steps(shape: Iterable[int], strides: Iterable[int]) -> list[int]:
-    return [0 if size == 1 else step for size, step in zip(shape, strides, strict=True)]
+    def read_tokens(self, name: str, tensor: Tensor) -> None:
+        """Set a strided field to tokens (b, h, i, features), copied where their features are not adjacent."""
+        adjacent = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+        self.read_strided(name, tensor if adjacent else tensor.contiguous())
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -22,8 +22,11 @@ INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 class _Library:
     """The loaded library and the layouts of its structures."""
 
-    def __init__(self, functions: ctypes.CDLL, attention: Layout, operator: Layout) -> None:
-        self.functions, self.attention, self.operator = functions, attention, operator
+    def __init__(self, library: ctypes.CDLL, attention: Layout, operator: Layout) -> None:
+        self.library, self.attention, self.operator = library, attention, operator
+        kinds, ways = ("attention", "operator", "tiny"), ("forward", "backward")
+        names = [f"{kind}_{way}" for kind in kinds for way in ways]
+        self.functions = {name: getattr(library, f"sinkformers_{name}") for name in names}
 
 
 def _load() -> _Library | str:
@@ -34,11 +37,11 @@ def _load() -> _Library | str:
     if not found:
         return "they were not built with the package; install a C++ compiler (g++ or clang) and reinstall sinkformers"
     try:
-        functions = ctypes.CDLL(str(found[0]))
+        library = ctypes.CDLL(str(found[0]))
     except OSError as error:
         return f"they could not be loaded: {error}"
-    stated = stated_layouts(functions)
-    return stated if isinstance(stated, str) else _Library(functions, *stated)
+    stated = stated_layouts(library)
+    return stated if isinstance(stated, str) else _Library(library, *stated)
 
 
 _LIBRARY = _load()
@@ -57,7 +60,7 @@ def _loaded() -> _Library:
 
 def smallest_exponent(dtype: torch.dtype) -> float:
     """The exponent below which the kernels take exp for zero."""
-    return _loaded().functions.sinkformers_smallest_exponent(dtype == torch.float64)
+    return _loaded().library.sinkformers_smallest_exponent(dtype == torch.float64)
 
 
 def attention_fields() -> Container[str]:
@@ -67,18 +70,18 @@ def attention_fields() -> Container[str]:
 
 def instruction_set() -> str:
     """The instruction set in use: the best that this processor has, unless `use_instruction_set` chose another."""
-    return INSTRUCTION_SETS[_loaded().functions.sinkformers_level()]
+    return INSTRUCTION_SETS[_loaded().library.sinkformers_level()]
 
 
 def use_instruction_set(name: str) -> str:
     """Use a lesser instruction set, to test or to compare; returns the one in use."""
-    return INSTRUCTION_SETS[_loaded().functions.sinkformers_set_level(INSTRUCTION_SETS.index(name))]
+    return INSTRUCTION_SETS[_loaded().library.sinkformers_set_level(INSTRUCTION_SETS.index(name))]
 
 
 def release_workspace() -> None:
     """Free the memory that the kernels keep between calls."""
     if missing() is None:
-        _loaded().functions.sinkformers_release()
+        _loaded().library.sinkformers_release()
 
 
 def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
@@ -93,23 +96,27 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
 
 def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]) -> Arguments:
     """The arguments of a call, with its inputs: every tensor and every number goes into the field of its name."""
-    query = tensors["query"]
-    assert query is not None
+    query, key, value = _tokens(tensors)
     lead, dtype = query.shape[:-2], query.dtype
-    laid_out = {name: _lead_of_two(x, lead) for name, x in tensors.items() if x is not None}
-    q, k, v = (laid_out.pop(name) for name in ("query", "key", "value"))
-    batch, heads, n, d = q.shape
-    args = Arguments(
-        _loaded().attention, batch=batch, heads=heads, n=n, m=k.shape[2], d=d, e=v.shape[3],
-        threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES, **settings,
+    args = Arguments(_loaded().attention, **settings)
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        tensor = tensor if len(lead) == 2 else _lead_of_two(tensor, lead)
+        if name in ("query", "key", "value"):
+            args.read_tokens(name, tensor)
+        else:
+            args.read_strided(name, tensor if tensor.dtype == torch.bool else tensor.to(dtype))
+    batch, heads = lead if len(lead) == 2 else _lead_of_two(query, lead).shape[:2]
+    args.set(
+        batch=batch, heads=heads, n=query.shape[-2], m=key.shape[-2], d=query.shape[-1], e=value.shape[-1],
+        threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES,
     )  # fmt: skip
-    args.read_tokens(query=q, key=k, value=v)
-    args.read_strided(**{name: x if x.dtype == torch.bool else x.to(dtype) for name, x in laid_out.items()})
     return args
 
 
 def _call(name: str, args: Arguments, dtype: torch.dtype) -> None:
-    if getattr(_loaded().functions, f"sinkformers_{name}")(args.packed(), dtype == torch.float64):
+    if _loaded().functions[name](args.packed(), dtype == torch.float64):
         raise MemoryError("sinkformers: the native kernels could not get their workspace.")
 
 
@@ -123,9 +130,9 @@ def attention_forward(
     """
     query, key, value = _tokens(tensors)
     (*lead, n, _), m, e, n_iters = query.shape, key.shape[-2], value.shape[-1], settings["n_iters"]
-    shapes = ((n, e), ((n_iters + 1) // 2, n), (n_iters // 2, m), (n,))
-    out, u, s, r = (query.new_empty((*lead, *shape)) for shape in shapes)
-    safe = query.new_empty(lead, dtype=torch.bool)
+    out = query.new_empty((*lead, n, e))
+    u, s = query.new_empty((*lead, (n_iters + 1) // 2, n)), query.new_empty((*lead, n_iters // 2, m))
+    r, safe = query.new_empty((*lead, n)), query.new_empty(lead, dtype=torch.bool)
     if safe.numel():
         args = _attention(tensors, settings)
         args.write(out=out, u=u, s=s, r=r, safe=safe)
@@ -152,7 +159,7 @@ def attention_backward(
     d_tau, safe = query.new_empty(lead), query.new_empty(lead, dtype=torch.bool)
     if safe.numel():
         args = _attention(tensors, settings)
-        args.read_tokens(d_out=_lead_of_two(d_out, lead))
+        args.read_tokens("d_out", _lead_of_two(d_out, lead))
         args.read(**saved)
         args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_tau=d_tau, safe=safe)
         _call("attention_backward", args, query.dtype)
@@ -160,11 +167,7 @@ def attention_backward(
 
 
 def _tokens(tensors: Mapping[str, Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = (tensors[name] for name in ("query", "key", "value"))
-    assert query is not None
-    assert key is not None
-    assert value is not None
-    return query, key, value
+    return tensors["query"], tensors["key"], tensors["value"]  # pyright: ignore[reportReturnType]
 
 
 # Matrices up to this size, without masses, are distributed over the lanes of a vector, and keep nothing for backward.
