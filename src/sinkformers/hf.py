@@ -6,8 +6,8 @@
 `AnnealTau` is a callback for the Trainer.
 """
 
-from sinkformers.conversion.registry import register
-from sinkformers.conversion.trainer import AnnealTau
+from sinkformers.conversion.hugging_face_registry import register
+from sinkformers.conversion.trainer_callback import AnnealTau
 
 __all__ = ["AnnealTau"]
 

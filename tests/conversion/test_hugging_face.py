@@ -16,8 +16,8 @@ import transformers as hf
 import oracle
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
-from sinkformers.conversion import registry
-from tests.conversion.zoo import (
+from sinkformers.conversion import hugging_face_registry
+from tests.conversion.hugging_face_models import (
     BUILDERS,
     IMAGE,
     REAL,
@@ -109,13 +109,13 @@ def test_texts_of_one_token_are_no_causal_mask(implementation):
 def test_masks_of_transformers_are_known_for_padding(name, monkeypatch):
     """They come as matrices; as two vectors, the kernels skip the padding."""
     seen = []
-    attend = registry.attend
+    attend = hugging_face_registry.attend
 
     def spy(*args, **options):
         seen.append(options)
         return attend(*args, **options)
 
-    monkeypatch.setattr(registry, "attend", spy)
+    monkeypatch.setattr(hugging_face_registry, "attend", spy)
     model = to_sinkformer(build(name), 5).eval()
     encoder_states(name, model)
     assert len(seen) == 2

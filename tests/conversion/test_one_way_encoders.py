@@ -14,7 +14,7 @@ import transformers as hf
 from transformers.models.moonshine_streaming.modeling_moonshine_streaming import MoonshineStreamingEncoder
 
 from sinkformers import set_n_iters, to_sinkformer, to_transformer, watch_attention
-from tests.conversion.zoo import TEXT, build, inputs, output
+from tests.conversion.hugging_face_models import TEXT, build, inputs, output
 
 SIZES = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
 REFUSED = r"^sinkformers: {}: attn_mask must not order the tokens.*`select`.*allow_one_way_mask=True"

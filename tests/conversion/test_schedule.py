@@ -66,7 +66,7 @@ def test_the_callback_anneals_under_the_trainer(tmp_path):
     hf = pytest.importorskip("transformers", reason="the hf extra is not installed")
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
     from sinkformers.hf import AnnealTau
-    from tests.conversion.zoo import TEXT
+    from tests.conversion.hugging_face_models import TEXT
 
     model = to_sinkformer(hf.BertForSequenceClassification(hf.BertConfig(**TEXT)), 3)
     seen = []

@@ -23,7 +23,7 @@ def encoder():
 
 
 def bert():
-    from tests.conversion.zoo import build
+    from tests.conversion.hugging_face_models import build
 
     model = build("bert").eval()  # for no dropout
     return model, model.encoder.layer

@@ -31,9 +31,9 @@ class Original:
 
 
 def _register() -> None:
-    from sinkformers.conversion import registry
+    from sinkformers.conversion import hugging_face_registry
 
-    registry.register()
+    hugging_face_registry.register()
 
 
 def stays_softmax(module: nn.Module) -> str | None:

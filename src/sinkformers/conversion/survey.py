@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
 from sinkformers.conversion.hugging_face import HUGGING_FACE, NAME
 from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
-from sinkformers.conversion.native import NATIVE
+from sinkformers.conversion.own_models import OWN_MODELS
 from sinkformers.conversion.settings import Settings, assign, settings_of
 from sinkformers.conversion.torch_nn import TORCH
 
 # Asked in this order; the first that knows a module has it.
-TABLE = (NATIVE, TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA)
+TABLE = (OWN_MODELS, TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA)
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in TABLE}
 ON_REQUEST = (SDPA.name,)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sinkformers.models.translation import State, TranslationTransformer
+from sinkformers.models.translation_transformer import State, TranslationTransformer
 
 
 class Hypothesis(NamedTuple):

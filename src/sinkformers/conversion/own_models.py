@@ -87,4 +87,4 @@ def _implied(module: nn.Module) -> Settings | None:
     return Settings(module.n_iters, module.tau)
 
 
-NATIVE = Adapter("sinkformers", _recognise, _convert, _restore, implied=_implied)
+OWN_MODELS = Adapter("sinkformers", _recognise, _convert, _restore, implied=_implied)
