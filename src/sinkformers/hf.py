@@ -1,4 +1,4 @@
-"""Hugging Face transformers: importing this module makes `attn_implementation="sinkhorn"` known.
+"""Support for Hugging Face transformers: importing this module registers `attn_implementation="sinkhorn"`.
 
     import sinkformers.hf
     model = AutoModel.from_pretrained(path, attn_implementation="sinkhorn")  # settings from config.sinkhorn

@@ -27,7 +27,7 @@ def heads(*counts, n=7):
 def test_a_pattern_names_modules_from_their_first_letter_to_their_last():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 12)
     for pattern in ("layers.1", "layers.1.self", "1.self_attn", "LAYERS.1.self_attn"):
-        with pytest.raises(ValueError, match="select holds none of the modules"):
+        with pytest.raises(ValueError, match="select matches none of the modules"):
             to_sinkformer(encoder, 3, select=pattern)
     to_sinkformer(encoder, 3, select="layers.1.self_attn")
     assert list(encoder.sinkformer_report.converted) == ["layers.1.self_attn"]

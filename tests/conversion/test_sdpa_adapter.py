@@ -129,7 +129,7 @@ def test_it_says_what_it_intercepted_and_touches_nothing_else():
 
 def test_selected_modules_are_caught_whole():
     model, x = Stack(Indirect(), Indirect()), tokens()
-    with pytest.raises(ValueError, match=r"select holds none.*'blocks\.0\.inner', 'blocks\.1\.inner'"):
+    with pytest.raises(ValueError, match=r"select matches none.*'blocks\.0\.inner', 'blocks\.1\.inner'"):
         to_sinkformer(model, adapter="sdpa", select="nothing")
     softmax = model(x)
     to_sinkformer(model, 5, adapter="sdpa", select="blocks.1")

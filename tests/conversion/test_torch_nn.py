@@ -361,11 +361,11 @@ def test_known_pooling_stays_softmax():
         (lambda m: to_sinkformer(m, tau=torch.ones(2)), TypeError, r"got a tensor.*gives each head a parameter"),
         (lambda m: to_sinkformer(m, select=3), TypeError, r"select must be a pattern.*got int"),
         (lambda m: to_sinkformer(m, adapter="mine"), ValueError, r"must be None or one of 'sinkformers', .*'mine'"),
-        (lambda m: to_sinkformer(m, select="layer.*"), ValueError, r"select holds none.*'layers.0.self_attn'"),
+        (lambda m: to_sinkformer(m, select="layer.*"), ValueError, r"select matches none.*'layers.0.self_attn'"),
         (lambda _m: to_sinkformer(nn.Linear(2, 2)), ValueError, r"this Linear has no.*No attention was found at all"),
         (lambda m: set_n_iters(m, 3), ValueError, r"set_n_iters: nothing in this TransformerEncoder is converted"),
         (lambda m: set_tau(m, 2), ValueError, r"set_tau: tau must lie in"),
-        (lambda m: set_tau(to_sinkformer(m), 0.5, select="x"), ValueError, r"select='x' holds none of the converted"),
+        (lambda m: set_tau(to_sinkformer(m), 0.5, select="x"), ValueError, r"select='x' matches none of the converted"),
         (
             lambda m: watch_attention(m).__enter__(),
             ValueError,

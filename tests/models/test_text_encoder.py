@@ -112,7 +112,7 @@ def test_dropout_is_for_training():
     [
         ({"norm": "mid"}, r'norm must be "post", after each sum, or "pre", before each layer; got \'mid\''),
         ({"positions": "none"}, r'positions must be "sinusoidal" or "learned"; got \'none\''),
-        ({"heads": 3}, r"num_heads must divide dim, or head_dim be given; got num_heads=3, dim=10"),
+        ({"heads": 3}, r"num_heads must divide dim, or head_dim must be given; got num_heads=3, dim=10"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):
@@ -121,5 +121,7 @@ def test_what_does_not_fit_is_refused(changes, message):
 
 
 def test_a_text_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match=r"texts may have 13 tokens; got 14. Cut them, or build with length"):
+    with pytest.raises(
+        ValueError, match=r"texts may have 13 tokens; got 14. Cut them, or build the model with a larger length"
+    ):
         encoder()(torch.zeros(1, 14, dtype=torch.int64))

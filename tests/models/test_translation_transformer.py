@@ -132,5 +132,8 @@ def test_first_weights_of_self_attention_are_drawn_as_fairseq_does():
 
 def test_a_sentence_that_is_too_long_is_refused():
     source, mask, target = batch((31,), t=32)
-    with pytest.raises(ValueError, match=r"sentences may have 31 tokens; got 32. Cut them, or build with length"):
+    with pytest.raises(
+        ValueError,
+        match=r"sentences may have at most 31 tokens; got 32. Cut them, or build the model with a larger length",
+    ):
         translator()(source, mask, target)

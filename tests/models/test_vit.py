@@ -120,7 +120,10 @@ def test_padding_does_not_matter():
     [
         ({"patch": 4}, r"patch must divide the image's side; got image=15 and patch=4"),
         ({"readout": "max"}, r'readout must be "cls" or "mean"; got \'max\''),
-        ({"head_dim": None, "heads": 5}, r"num_heads must divide dim, or head_dim be given; got num_heads=5, dim=12"),
+        (
+            {"head_dim": None, "heads": 5},
+            r"num_heads must divide dim, or head_dim must be given; got num_heads=5, dim=12",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):

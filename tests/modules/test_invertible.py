@@ -156,7 +156,9 @@ def test_an_iteration_that_does_not_contract_is_an_error(n_iters, monkeypatch):
     layer, x = build(n_iters), rand(7, 6)
     gain = layer._gain(x, None)
     monkeypatch.setattr(layer, "_gain", lambda *_: 30 * gain)
-    remedy = "n_iters=1 and n_iters=math.inf have a proven bound" if n_iters == 3 else "how far it stretches.$"
+    remedy = (
+        "n_iters=1 and n_iters=math.inf have a proven bound" if n_iters == 3 else "measures its Lipschitz constant.$"
+    )
     message = rf"inverse .* after \d steps .* times the one before it, .* smaller contraction; local_norm.*{remedy}"
     with pytest.raises(RuntimeError, match=message):
         layer.inverse(layer(x))
@@ -175,7 +177,7 @@ def test_a_slow_iteration_is_an_error_too(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"contraction": 1.0}, "contraction must lie between 0 and 1.*got 1.0.*0.9 leaves"),
+        ({"contraction": 1.0}, "contraction must lie between 0 and 1.*got 1.0.*Use 0.9"),
         ({"contraction": 0}, "contraction must lie between 0 and 1.*got 0"),
         ({"n_iters": 0}, "n_iters must be a whole number"),
         ({"n_iters": 2.5}, "n_iters must be a whole number"),

@@ -88,10 +88,10 @@ def test_points_are_taken_with_their_gradient(shape):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda p: farthest_points(p, 0), r"farthest_points: count must lie from 1 to the number of points, 9; got 0"),
+        (lambda p: farthest_points(p, 0), r"farthest_points: count must be from 1 to the number of points, 9; got 0"),
         (lambda p: farthest_points(p, 10), r"got 10"),
-        (lambda p: farthest_points(p, 3, start=9), r"start must be a point's number, 0 to 8; got 9"),
-        (lambda p: nearest_points(p, p, 10), r"nearest_points: k must lie from 1 to the number of points, 9; got 10"),
+        (lambda p: farthest_points(p, 3, start=9), r"start must be the index of a point, 0 to 8; got 9"),
+        (lambda p: nearest_points(p, p, 10), r"nearest_points: k must be from 1 to the number of points, 9; got 10"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):
