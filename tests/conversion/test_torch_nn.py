@@ -1,8 +1,9 @@
-"""Models made of torch.nn, converted: the original at one iteration, doubly stochastic at many, and never bypassed."""
+"""Converted torch.nn models: the original at one iteration, doubly stochastic at many, no fused SoftMax kernels."""
 
 import copy
 import itertools
 import pickle
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import oracle
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
 
 EXACT = 1e-12  # float64, a few thousand roundings on values of order 1
+BALANCED = 2**-10  # column error after 21 iterations, if each of the 10 column steps halves it at least
 
 
 def encoder_layer(**options):
@@ -27,7 +29,7 @@ def encoder(**options):
 
 
 class Own(nn.Module):
-    """Somebody's model around `nn.MultiheadAttention`."""
+    """A user's model that contains `nn.MultiheadAttention`."""
 
     def __init__(self):
         super().__init__()
@@ -43,16 +45,16 @@ MODELS = {
     "pre-norm layer": lambda: encoder_layer(norm_first=True),
     "encoder": encoder,
 }
-REAL = torch.arange(7) < torch.tensor([[7], [5], [3]])
+VALID = torch.arange(7) < torch.tensor([[7], [5], [3]])
 
 
 def run(model, padded, grad=True):
-    """Outputs at real tokens, and the gradients of all parameters."""
+    """Return the outputs at valid tokens, and the gradients of all parameters."""
     torch.manual_seed(1)
     x = torch.randn(3, 7, 8, dtype=torch.float64)
-    real = REAL if padded else torch.ones_like(REAL)
+    valid = VALID if padded else torch.ones_like(VALID)
     with torch.set_grad_enabled(grad):
-        out = model(x, src_key_padding_mask=~REAL if padded else None)[real]
+        out = model(x, src_key_padding_mask=~VALID if padded else None)[valid]
     if not grad:
         return out, []
     return out, list(torch.autograd.grad(out.square().sum(), list(model.parameters())))
@@ -80,7 +82,7 @@ def test_one_iteration_is_the_original(name, training, padded, grad):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
-def test_no_fused_kernel_and_no_nested_tensor_bypasses_us(name, padded):
+def test_fused_kernels_and_nested_tensors_are_not_used(name, padded):
     model = MODELS[name]()
     softmax = run(model, padded)
     to_sinkformer(model, n_iters=5)
@@ -96,10 +98,10 @@ def test_attention_is_sinkhorns():
     x = torch.randn(3, 7, 6, dtype=torch.float64)
     heads = nn.functional.linear(x, module.in_proj_weight, module.in_proj_bias).unflatten(-1, (3, 2, 3))
     query, key, value = heads.permute(2, 0, 3, 1, 4)
-    mask = (REAL[:, None, :] & REAL[:, :, None])[:, None]
+    mask = (VALID[:, None, :] & VALID[:, :, None])[:, None]
     expected = module.out_proj(oracle.attention(query, key, value, 5, tau=0.7, mask=mask).transpose(1, 2).flatten(2))
     to_sinkformer(module, n_iters=5, tau=0.7)
-    out, _ = module(x, x, x, key_padding_mask=~REAL)
+    out, _ = module(x, x, x, key_padding_mask=~VALID)
     assert_close(out, expected, atol=EXACT, rtol=0)
 
 
@@ -125,7 +127,7 @@ def test_back_to_softmax_with_the_trained_weights(tau):
         agree(run(model.eval(), padded, False), run(original.eval(), padded, False), atol=0.0)
 
 
-def test_the_state_and_the_identity_of_parameters_stay():
+def test_parameters_and_the_state_dict_stay_the_same():
     model = encoder()
     state = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
     to_sinkformer(model, n_iters=3)
@@ -186,18 +188,18 @@ def test_select_picks(select, picked):
 def test_a_second_call_adds_and_changes():
     model = to_sinkformer(encoder(), 3, select="layers.0.*")
     to_sinkformer(model, 5, tau=0.5, select="layers.1.*")
-    told = {
+    found = {
         name: (module.sinkhorn.n_iters, module.sinkhorn.tau)
         for name, module in model.named_modules()
         if name[-4:] == "attn"
     }
-    assert told == {"layers.0.self_attn": (3, 1.0), "layers.1.self_attn": (5, 0.5)}
+    assert found == {"layers.0.self_attn": (3, 1.0), "layers.1.self_attn": (5, 0.5)}
     assert [entry.kind for entry in model.sinkformer_report.entries] == ["MultiheadAttention"] * 2
     to_transformer(to_sinkformer(model, 7))
     assert type(model.layers[1].self_attn) is nn.MultiheadAttention
 
 
-def test_settings_change_where_select_says():
+def test_settings_change_for_selected_modules():
     model = to_sinkformer(encoder(), 3)
     set_n_iters(model, 7, select="*.1.*")
     set_tau(model, 0.25, select=lambda name, _module: "0" in name)
@@ -292,12 +294,12 @@ def test_watched_column_sums_are_one(padded):
         watched = run(model, padded)
     agree(watched, plain, atol=0.0)
     assert list(watch) == ["layers.0.self_attn", "layers.1.self_attn"]
-    real = REAL if padded else torch.ones_like(REAL)
+    valid = VALID if padded else torch.ones_like(VALID)
     for layer in watch.values():
         (seen,) = layer.calls
-        assert seen.rows.equal(real[:, None].expand(3, 2, 7))
+        assert seen.rows.equal(valid[:, None].expand(3, 2, 7))
         assert seen.columns.equal(seen.rows)
-        assert_close(seen.column_sums, seen.columns.double(), atol=1e-3, rtol=0)
+        assert_close(seen.column_sums, seen.columns.double(), atol=BALANCED, rtol=0)
         assert seen.row_error.max() < EXACT
         deviation = (seen.column_sums - 1).abs().masked_fill(~seen.columns, 0).amax(-1)
         assert_close(seen.column_error, deviation, atol=EXACT, rtol=0)
@@ -305,17 +307,17 @@ def test_watched_column_sums_are_one(padded):
         assert (seen.row_entropy <= seen.columns.sum(-1, keepdim=True).double().log() + EXACT).all()
     run(model, padded)
     assert all(len(layer.calls) == 1 for layer in watch.values())
-    assert "layers.1.self_attn: 1," in str(watch)
+    assert re.search(r"^layers\.1\.self_attn +1 ", str(watch), re.MULTILINE)  # its largest column sum
 
 
-def test_uniform_attention_has_the_entropy_of_the_real_tokens():
+def test_uniform_attention_has_the_entropy_of_the_valid_tokens():
     module = to_sinkformer(nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64), 3)
     nn.init.zeros_(module.in_proj_weight)
     x = torch.randn(3, 7, 8, dtype=torch.float64)
     with watch_attention(module) as watch:
-        module(x, x, x, key_padding_mask=~REAL, need_weights=False)
+        module(x, x, x, key_padding_mask=~VALID, need_weights=False)
     (seen,) = watch[""].calls
-    expected = torch.where(REAL, REAL.sum(-1, keepdim=True).double().log(), 0.0)
+    expected = torch.where(VALID, VALID.sum(-1, keepdim=True).double().log(), 0.0)
     assert_close(seen.row_entropy, expected[:, None].expand(3, 2, 7), atol=EXACT, rtol=0)
 
 

@@ -69,8 +69,8 @@ def test_order_does_not_matter(n_iters, options):
 def test_padding_does_not_matter_and_gets_no_gradient(n_iters):
     made, x = model(n_iters=n_iters), points()
     x[1, 8:] = torch.nan
-    real = torch.arange(19) < torch.tensor([[19], [8]])
-    padded = made(x.requires_grad_(), mask=real)
+    valid = torch.arange(19) < torch.tensor([[19], [8]])
+    padded = made(x.requires_grad_(), mask=valid)
     assert_close(padded[1:], made(x[1:, :8]), atol=1e-12, rtol=0)
     grads = torch.autograd.grad(padded.square().sum(), [x, *made.parameters()])
     assert all(grad.isfinite().all() for grad in grads)

@@ -110,8 +110,8 @@ def test_without_a_feed_forward_network_a_block_is_attention_alone():
 
 def test_padding_does_not_matter():
     layer, x = SelfAttention(8, 2, n_iters=5).double(), torch.randn(2, 7, 8, dtype=torch.float64)
-    real = torch.arange(7) < torch.tensor([[7], [4]])
-    out = layer(x, mask=real)
+    valid = torch.arange(7) < torch.tensor([[7], [4]])
+    out = layer(x, mask=valid)
     torch.testing.assert_close(out[1, :4], layer(x[1:, :4])[0], atol=1e-12, rtol=0)
 
 

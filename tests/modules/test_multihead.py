@@ -8,7 +8,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from rounding import rounding
 from sinkformers import MultiheadAttention, sinkhorn
+
+SINGLE = rounding(8, torch.float32)  # outputs below 1, each a sum of 8 products: 1e-6
+MANY = rounding(84, torch.float32)  # gradients, and the sums of several such computations: 1e-5
 
 OPTIONS = [
     {},
@@ -59,22 +63,22 @@ def masks(batched):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_one_iteration_is_torchs_module(options, batched, need_weights):
+def test_one_iteration_equals_torchs_module(options, batched, need_weights):
     theirs, ours = pair(**options)
     assert list(theirs.state_dict()) == list(ours.state_dict())
     for mask in masks(batched).values():
         x = [t.requires_grad_() for t in inputs(options, batched)]
         expected, expected_weights = theirs(*x, need_weights=need_weights, **mask)
         out, weights = ours(*x, need_weights=need_weights, **mask)
-        assert_close(out, expected, atol=1e-6, rtol=0)
+        assert_close(out, expected, **SINGLE)
         if need_weights:
-            assert_close(weights, expected_weights, atol=1e-6, rtol=0)
+            assert_close(weights, expected_weights, **SINGLE)
         else:
             assert weights is None
         d_out = torch.randn_like(out)
         grads = [torch.autograd.grad(o, (*x, *m.parameters()), d_out) for o, m in ((out, ours), (expected, theirs))]
         for a, b in zip(*grads, strict=True):
-            assert_close(a, b, atol=1e-5, rtol=1e-5)
+            assert_close(a, b, atol=MANY["atol"], rtol=MANY["atol"])
 
 
 def test_dropout_is_torchs_at_one_iteration():
@@ -84,9 +88,9 @@ def test_dropout_is_torchs_at_one_iteration():
     expected, expected_weights = theirs(*x)
     torch.manual_seed(3)
     out, weights = ours(*x)
-    assert_close(out, expected, atol=1e-6, rtol=0)
-    assert_close(weights, expected_weights, atol=1e-6, rtol=0)
-    assert_close(ours.eval()(*x)[0], theirs.eval()(*x)[0], atol=1e-6, rtol=0)
+    assert_close(out, expected, **SINGLE)
+    assert_close(weights, expected_weights, **SINGLE)
+    assert_close(ours.eval()(*x)[0], theirs.eval()(*x)[0], **SINGLE)
 
 
 @pytest.mark.parametrize("n_iters", [1, 3])
@@ -101,22 +105,22 @@ def test_dropout_is_for_training_only(n_iters):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("n_iters", [3, 21])
-def test_weights_on_request_change_nothing(options, n_iters):
+def test_returning_weights_changes_no_output(options, n_iters):
     _, ours = pair(n_iters, **options)
     x = inputs(options, True)
     for mask in masks(True).values():
         with_weights, weights = ours(*x, average_attn_weights=False, **mask)
         without, _ = ours(*x, need_weights=False, **mask)
-        assert_close(with_weights, without, atol=1e-5, rtol=0)
+        assert_close(with_weights, without, **MANY)
         extra = bool(options.get("add_bias_kv")) + bool(options.get("add_zero_attn"))
         assert weights.shape == (3, 2, 5, 7 + extra)
-        assert_close(weights.sum(-1), torch.ones(3, 2, 5), atol=1e-5, rtol=0)
+        assert_close(weights.sum(-1), torch.ones(3, 2, 5), **MANY)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("n_iters", [1, 5])
 @pytest.mark.parametrize("as_float", [False, True])
-def test_padding_leaves_no_trace_in_self_attention(need_weights, n_iters, as_float):
+def test_padding_changes_nothing_in_self_attention(need_weights, n_iters, as_float):
     layer = MultiheadAttention(8, 2, batch_first=True, n_iters=n_iters)
     padding = torch.arange(9) >= torch.tensor([[9], [6], [4]])
     mask = torch.zeros(3, 9).masked_fill(padding, torch.finfo(torch.float32).min) if as_float else padding
@@ -132,30 +136,30 @@ def test_padding_leaves_no_trace_in_self_attention(need_weights, n_iters, as_flo
         assert a.isfinite().all()
     assert results[0][1][padding].eq(0).all()
     alone, _ = layer(*[x[1:2, :6].detach()] * 3)
-    assert_close(results[1][0][1:2, :6], alone, atol=1e-6, rtol=0)
+    assert_close(results[1][0][1:2, :6], alone, **SINGLE)
 
 
-def test_cross_attention_takes_a_query_padding_mask():
+def test_a_query_padding_mask_in_cross_attention():
     layer = MultiheadAttention(8, 2, batch_first=True, n_iters=5)
     x, y = torch.randn(2, 6, 8), torch.randn(2, 9, 8)
     padding = torch.arange(6) >= torch.tensor([[6], [4]])
     out, _ = layer(x, y, y, query_padding_mask=padding)
     alone, _ = layer(x[1:, :4], y[1:], y[1:])
-    assert_close(out[1:, :4], alone, atol=1e-6, rtol=0)
-    guessed, _ = layer(x, y, y)
-    assert (guessed[1, :4] - alone[0]).abs().max() > 1e-4
+    assert_close(out[1:, :4], alone, **SINGLE)
+    unmasked, _ = layer(x, y, y)
+    assert (unmasked[1, :4] - alone[0]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_a_query_padding_mask_alone_leaves_the_keys_in(need_weights):
-    """Even where query and key are one tensor; so it is as if they were two."""
+def test_a_query_padding_mask_alone_masks_no_keys(need_weights):
+    """Also if query and key are the same tensor."""
     layer = MultiheadAttention(8, 2, batch_first=True, n_iters=5)
     x, padding = torch.randn(2, 6, 8), torch.arange(6) >= torch.tensor([[6], [4]])
     out, _ = layer(x, x, x, query_padding_mask=padding, need_weights=need_weights)
     apart, _ = layer(x, x.clone(), x.clone(), query_padding_mask=padding, need_weights=need_weights)
-    assert_close(out, apart, atol=1e-6, rtol=0)
+    assert_close(out, apart, **SINGLE)
     alone, _ = layer(x[1:, :4], x[1:], x[1:])
-    assert_close(out[1:, :4], alone, atol=1e-6, rtol=0)
+    assert_close(out[1:, :4], alone, **SINGLE)
     # A padded query attends to nothing: what is left is the bias of the projection.
     assert out[1, 4:].equal(layer.out_proj.bias.expand(2, 8))
 
@@ -168,8 +172,8 @@ def test_a_learned_tau_is_in_the_state_dict():
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_the_fused_encoder_layer_does_not_bypass_us(training, padded, grad):
-    """Calls are counted without a hook: torch does not take its fused kernel where there is one."""
+def test_the_fused_kernel_of_the_encoder_layer_is_not_used(training, padded, grad):
+    """Calls are counted without a hook, because torch does not use its fused kernel if there is one."""
     calls = []
 
     class Counted(MultiheadAttention):
@@ -197,11 +201,11 @@ def test_copies_and_checkpoints():
 
 
 def test_compiles():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer = MultiheadAttention(8, 2, n_iters=3, batch_first=True)
     x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
     compiled = torch.compile(lambda x: layer(x, x, x, key_padding_mask=padding)[0], fullgraph=True, backend="aot_eager")
-    assert_close(compiled(x), layer(x, x, x, key_padding_mask=padding)[0], atol=1e-6, rtol=0)
+    assert_close(compiled(x), layer(x, x, x, key_padding_mask=padding)[0], **SINGLE)
 
 
 ERRORS = [
@@ -261,15 +265,15 @@ def test_every_head_can_have_its_own_tau():
         p.unflatten(-1, (2, 4)).transpose(1, 2) for p in nn.functional.linear(x, *in_projection(layer)).chunk(2, -1)
     )
     scores = q @ k.mT / 2
-    assert_close(weights[:, 0], scores[:, 0].softmax(-1), atol=1e-6, rtol=0)
-    assert_close(weights[:, 1], sinkhorn(scores[:, 1], n_iters=5), atol=1e-6, rtol=0)
+    assert_close(weights[:, 0], scores[:, 0].softmax(-1), **SINGLE)
+    assert_close(weights[:, 1], sinkhorn(scores[:, 1], n_iters=5), **SINGLE)
 
 
 def in_projection(layer):
     return layer.in_proj_weight[:16], layer.in_proj_bias[:16]
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_not_changed():
     layer = MultiheadAttention(8, 2, batch_first=True)
     x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
     before = x.clone(), padding.clone()
@@ -281,7 +285,7 @@ def test_inputs_are_left_alone():
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_half_precision_does_not_overflow_before_it_is_scaled(need_weights):
+def test_half_precision_does_not_overflow_before_scores_are_scaled(need_weights):
     layer = MultiheadAttention(8, 2, n_iters=1, batch_first=True).half()
     layer.in_proj_weight.data *= 8
     x = 60 * torch.randn(2, 5, 8).half()
@@ -292,7 +296,7 @@ def test_half_precision_does_not_overflow_before_it_is_scaled(need_weights):
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_a_key_that_attn_mask_takes_out_leaves_no_trace(need_weights):
+def test_a_key_masked_by_attn_mask_changes_nothing(need_weights):
     layer = MultiheadAttention(8, 2, batch_first=True, n_iters=3)
     x, y = torch.randn(2, 5, 8), torch.randn(2, 7, 8)
     ignored = torch.zeros(5, 7, dtype=torch.bool)

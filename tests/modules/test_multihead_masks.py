@@ -1,13 +1,14 @@
-"""`MultiheadAttention` at one iteration beside torch's module: masks of every kind, dtypes, shapes that are refused."""
+"""`MultiheadAttention` at one iteration and torch's module: masks of every kind, dtypes, shapes that are refused."""
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
+from rounding import rounding
 from sinkformers import MultiheadAttention
 
-TOLERANCE = {"atol": 1e-11, "rtol": 0}  # of float64, where outputs are some tens
+TOLERANCE = rounding(1024, size=40)  # float64, outputs of up to some tens: 9e-12
 
 
 def pair(n_iters=1, **options):
@@ -29,7 +30,7 @@ def as_float(ignored):
 
 
 def random_mask(*shape):
-    """Boolean, True to ignore; every row has something left."""
+    """Return a boolean mask, True to ignore, with at least one valid entry per row."""
     ignored = torch.rand(shape) > 0.5
     ignored[..., 0] = False
     return ignored
@@ -37,7 +38,7 @@ def random_mask(*shape):
 
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("heads", ["all heads", "per head"])
-def test_a_boolean_matrix_beside_float_padding(need_weights, heads):
+def test_a_boolean_matrix_with_float_padding(need_weights, heads):
     """torch's module deprecates the mixture, so it is given the matrix as floats."""
     theirs, ours = pair(batch_first=True)
     query, key = rand(3, 5, 8), rand(3, 7, 8)
@@ -85,7 +86,7 @@ def test_self_attention_under_two_masks_is_torchs_at_valid_queries(training, nee
 
 
 @pytest.mark.parametrize("n_iters", [1, 3])
-def test_a_matrix_per_sample_is_as_many_calls(n_iters):
+def test_a_matrix_per_sample_equals_one_call_per_sample(n_iters):
     layer = MultiheadAttention(8, 2, n_iters=n_iters).double()
     query, key, matrix = rand(5, 3, 8), rand(7, 3, 8), random_mask(3, 5, 7)
     for mask in (matrix, as_float(matrix)):
@@ -98,7 +99,7 @@ def test_a_matrix_per_sample_is_as_many_calls(n_iters):
 
 @pytest.mark.parametrize("n_iters", [1, 3])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_a_sample_without_a_batch_is_a_batch_of_one(n_iters, need_weights):
+def test_inputs_without_a_batch_axis_equal_a_batch_of_one(n_iters, need_weights):
     layer, query, key = MultiheadAttention(8, 2, n_iters=n_iters).double(), rand(5, 8), rand(7, 8)
     padding, options = torch.arange(7) >= 4, {"attn_mask": random_mask(2, 5, 7), "need_weights": need_weights}
     out, weights = layer(query, key, key, padding, **options)
@@ -132,8 +133,8 @@ def test_without_biases(n_iters):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("training", [True, False])
-def test_an_encoder_of_torch_compiles_with_us_in_it(training):
-    torch._dynamo.reset()
+def test_torchs_encoder_compiles_with_this_module(training):
+    torch.compiler.reset()
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0), 2)
     for layer in encoder.layers:
         layer.self_attn = MultiheadAttention(8, 2, batch_first=True, n_iters=3)
@@ -141,7 +142,7 @@ def test_an_encoder_of_torch_compiles_with_us_in_it(training):
     x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
     compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
     expected = encoder(x, src_key_padding_mask=padding)
-    assert_close(compiled(x, src_key_padding_mask=padding), expected, atol=1e-6, rtol=0)
+    assert_close(compiled(x, src_key_padding_mask=padding), expected, **rounding(16, torch.float32))
 
 
 BATCHED, ONE = torch.randn(4, 5, 8), torch.randn(5, 8)
@@ -161,7 +162,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("tokens", "masks", "message"), REFUSED)
 @pytest.mark.parametrize("training", [True, False])
-def test_shapes_that_do_not_fit_are_refused(tokens, masks, message, training):
+def test_wrong_shapes_are_refused(tokens, masks, message, training):
     layer = MultiheadAttention(8, 2, batch_first=True, n_iters=1).train(training)
     with torch.set_grad_enabled(training), pytest.raises(ValueError, match=f"MultiheadAttention: .*{message}"):
         layer(*tokens, **masks)
