@@ -1,4 +1,4 @@
-"""What cannot be meant is refused, and the message says what, why and what to do."""
+"""Wrong arguments raise errors that state what is wrong, why, and what to do."""
 
 import math
 
@@ -198,20 +198,20 @@ STEEP = torch.full((3, 2), 30.0, dtype=torch.float64)
         ),
     ],
 )
-def test_what_is_refused(call, kind, message):
+def test_wrong_arguments_are_refused(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
 
 
-def test_particles_that_run_away_are_named():
+def test_particles_that_diverge_are_named():
     """W_V of the sign of W_QᵀW_K: the raw flow expands exponentially until the scores overflow."""
-    runaway = Projections(EYE, EYE, 50 * EYE)
+    diverging = Projections(EYE, EYE, 50 * EYE)
     with pytest.raises(OverflowError, match=r"scores overflow; particle \d is at .* diverge"):
-        flow(AttentionMap(runaway), Measure.uniform(normal(5, 2)), (0.0, 200.0), method=EULER, h=1.0)
+        flow(AttentionMap(diverging), Measure.uniform(normal(5, 2)), (0.0, 200.0), method=EULER, h=1.0)
 
 
-def test_a_step_too_long_is_told_from_scores_that_are_not_normalised():
-    """The scores still fit where the sum of what is seen does not any more."""
-    runaway = AttentionMap(Projections(EYE, EYE, EYE), eps=0.01)
+def test_an_overflow_of_the_map_is_not_blamed_on_missing_normalisation():
+    """The scores are still finite when the map overflows."""
+    diverging = AttentionMap(Projections(EYE, EYE, EYE), eps=0.01)
     with pytest.raises(OverflowError, match=r"Field: the map overflows; the norm of the farthest point is .* diverge"):
-        flow(runaway, Measure.uniform(normal(5, 2)), (0.0, 100.0), method=EULER, h=1.0)
+        flow(diverging, Measure.uniform(normal(5, 2)), (0.0, 100.0), method=EULER, h=1.0)

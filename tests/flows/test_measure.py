@@ -1,3 +1,5 @@
+"""Measures: moments, moves, samples and quadrature of densities."""
+
 import torch
 from torch.testing import assert_close
 
