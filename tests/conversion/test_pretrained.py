@@ -98,7 +98,7 @@ def test_tau_leads_from_the_original_to_sinkhorn(model, batch):
         set_tau(model, tau)
         cosines.append((embed(model, batch) * before).sum(-1).mean().item())
     assert cosines == sorted(cosines, reverse=True)
-    assert cosines[0] == pytest.approx(1, abs=SINGLE)
+    assert cosines[0] == pytest.approx(1, abs=1e-6)  # float32, of unit vectors
     assert cosines[1] > 0.95  # without adaptation, tau = ¼ is close to the original …
     assert cosines[-1] < 0.7  # … and tau = 1 is not
 

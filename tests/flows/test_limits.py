@@ -121,6 +121,7 @@ def test_first_order_limits():
         Projections.tied(W_QUERY, W_KEY),
         normal(3, 2),
     )
+    # The error is of order ε = 1e-7.
     scaled = 1e-7 * softmax_of_gaussian(density, projections, eps=1e-7)(place)
     assert_close(scaled, -place @ (W_QUERY.T @ W_QUERY).T, atol=1e-6, rtol=0)
     assert_close(scaled, place @ first_order_limit(projections, softmax=True).T, atol=1e-6, rtol=0)

@@ -41,7 +41,7 @@ def test_without_normalisation_it_is_an_integral(cost):
     kernel = raw_scores(projections, measure.points, measure.points, 0.7, cost).exp()
     expected = (kernel * measure.weights) @ measure.points @ projections.value.T / 0.7
     field = AttentionMap(projections, eps=0.7, cost=cost, n_iters=0)(measure)
-    assert_close(field(measure.points), expected, atol=EXACT, rtol=EXACT)
+    assert_close(field(measure.points), expected, atol=EXACT / 10, rtol=EXACT / 10)
 
 
 @pytest.mark.parametrize("cost", ["dot", "l2"])
@@ -86,7 +86,7 @@ def test_coinciding_particles_are_one_heavier_particle(make, n_iters):
     attention = AttentionMap(projections, n_iters=n_iters)
     whole, apart = attention(Measure(points, weights)), attention(split)
     somewhere = normal(5, 2, seed=9)
-    assert_close(apart(somewhere), whole(somewhere), atol=LIMIT, rtol=LIMIT)
+    assert_close(apart(somewhere), whole(somewhere), atol=LIMIT / 10, rtol=LIMIT / 10)
 
 
 @pytest.mark.parametrize("n_iters", COUNTS)
@@ -97,7 +97,7 @@ def test_a_particle_of_weight_zero_has_no_effect(n_iters):
     attention = AttentionMap(projections, n_iters=n_iters)
     with_zeros = attention(Measure(points, weights))(points)
     without = attention(Measure(points[kept], weights[kept]))(points)
-    assert_close(with_zeros, without, atol=EXACT, rtol=EXACT)
+    assert_close(with_zeros, without, atol=EXACT / 10, rtol=EXACT / 10)
 
 
 def test_a_particle_of_weight_zero_may_be_anywhere():
@@ -137,12 +137,12 @@ def test_recentred_maps_subtract_what_they_say():
     measure, projections = weighted(13, 3), general(3, 3)
     x = measure.points
     raw, recentred = (AttentionMap(projections, eps=0.5, cost="l2", recentred=r)(measure)(x) for r in (False, True))
-    assert_close(recentred, raw - x @ projections.value.T / 0.5, atol=LIMIT, rtol=0)
+    assert_close(recentred, raw - x @ projections.value.T / 0.5, atol=LIMIT / 10, rtol=0)
     raw, recentred = (
         AttentionMap(projections, eps=0.5, cost="l2", n_iters=1, recentred=r)(measure)(x) for r in (False, True)
     )
     moved = torch.linalg.solve(projections.key, projections.query @ x.T).T
-    assert_close(recentred, raw - moved @ projections.value.T / 0.5, atol=LIMIT, rtol=0)
+    assert_close(recentred, raw - moved @ projections.value.T / 0.5, atol=LIMIT / 10, rtol=0)
 
 
 def test_sinkhorns_map_ignores_terms_of_one_point_and_softmax_those_of_the_query():

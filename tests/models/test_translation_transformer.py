@@ -18,7 +18,7 @@ SMALL = {
     "heads": 3,
     "hidden": 17,
 }
-EXACT = rounding(4096, size=4)  # two small layers in float64 on embeddings times √12: 4e-12
+EXACT = rounding(4096, size=2)  # two small layers in float64, logits of up to 2: 2e-12
 
 
 def translator(**changes):

@@ -98,7 +98,9 @@ def test_rectangular_marginals_as_they_are_watched():
     for name, shape, share in (("induce", (2, 2, 48), 16 / 48), ("spread", (2, 2, 16), 48 / 16)):
         (seen,) = watch[name].calls
         assert seen.column_sums.shape == shape
-        assert_close(seen.column_sums, torch.full(shape, share), atol=2**-13, rtol=0)  # 20 column steps
+        assert_close(
+            seen.column_sums, torch.full(shape, share), atol=1e-4, rtol=0
+        )  # 20 column steps, each halving the error at least: 1e-6, and float32
         assert seen.row_error.max() < 48 * torch.finfo(torch.float32).eps  # sums of up to 48 weights
 
 
