@@ -25,7 +25,7 @@ def test_uniform_weights_and_moves():
 
 
 def test_quadrature_has_the_moments_of_its_density():
-    """The variance of ρ ∝ (1 − x²)^p is 1/(2p + 3). Midpoints err by what the density lacks in smoothness or in tail."""
+    """The variance of ρ ∝ (1 − x²)^p is 1/(2p + 3). Midpoints err by the density's tail and lack of smoothness."""
     for dim, per_axis in ((1, 101), (2, 61)):
         covariance = Bump(4, dim).quadrature(per_axis).covariance()
         assert_close(covariance, torch.eye(dim, dtype=torch.float64) / 11, atol=1e-8, rtol=0)
