@@ -145,7 +145,14 @@ def test_a_watch_is_a_table():
 def test_a_watch_is_an_escaped_table_in_a_notebook():
     watch = watched()
     texts = cells(watch._repr_html_())
-    assert texts[1:7] == ["module", "largest column sum", "smallest", "mean row entropy", "row error", "column error"]
+    assert texts[1:7] == [
+        "module",
+        "largest column sum",
+        "smallest column sum",
+        "mean row entropy",
+        "row error",
+        "column error",
+    ]
     assert texts[7:11] == ["first", "1", "1", "1.61"]
     assert texts[13:] == ["<second>", "not called"]
 

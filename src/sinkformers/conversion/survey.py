@@ -65,11 +65,11 @@ def survey(model: nn.Module, adapter: str | None, select: Select) -> list[Findin
     rows = [ADAPTERS[adapter]] if adapter else [row for row in ADAPTERS.values() if row.name not in ON_REQUEST]
     picked = adapter in ON_REQUEST and select is not None
     findings: list[Finding] = []
-    _look(Place("", model, ()), rows, select if picked else None, findings, set())
+    _search(Place("", model, ()), rows, select if picked else None, findings, set())
     return findings
 
 
-def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Finding], seen: set[int]) -> bool:
+def _search(place: Place, rows: list[Adapter], picked: Select, findings: list[Finding], seen: set[int]) -> bool:
     """Append the findings at a place and below it; return whether there were any."""
     module = place.module
     if id(module) in seen:
@@ -91,7 +91,7 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
         if verdict is not None:
             findings.append(Finding(place, row, verdict))
             return True
-    below = [_look(place.child(*each), rows, picked, findings, seen) for each in module.named_children()]
+    below = [_search(place.child(*each), rows, picked, findings, seen) for each in module.named_children()]
     if any(below):
         return True
     if _ATTENTION.search(type(module).__name__):

@@ -13,7 +13,7 @@ from sinkformers.conversion.survey import Select, select_converted
 from sinkformers.conversion.tables import html_table, text_table
 from sinkformers.core import marginal_error
 
-HEADER = ("module", "largest column sum", "smallest", "mean row entropy", "row error", "column error")
+HEADER = ("module", "largest column sum", "smallest column sum", "mean row entropy", "row error", "column error")
 
 
 @dataclass(repr=False)
