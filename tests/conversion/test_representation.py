@@ -33,14 +33,14 @@ def bert():
     return build("bert")
 
 
-# A model, the adapter to name, the number of modules that are converted, and what each shows before its settings.
+# A model, the adapter to name, how often the settings are shown, and what precedes them.
 CONVERTED = {
     "torch.nn": (lambda: nn.TransformerEncoderLayer(8, 2, 16), None, 1, "embed_dim=8, num_heads=2, "),
     "own": (lambda: SelfAttention(8, 2, n_iters=1), None, 1, "num_heads=2, "),
     "own, two blocks": (lambda: ISAB(3, 8, 2, 4, n_iters=1), None, 2, "num_heads=2, "),
     "own, offset": (lambda: OffsetAttention(8, 2, n_iters=1), None, 1, ""),
     "intercepted": (lambda: nn.Sequential(Attention()), "sdpa", 1, "width=4, "),
-    "Hugging Face": (bert, None, 2, ""),
+    "Hugging Face": (bert, None, 1, ""),  # `ModuleList` shows equal layers once
 }
 
 
