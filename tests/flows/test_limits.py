@@ -49,7 +49,7 @@ def test_the_constant_of_theorem_1_is_one_half(dim, per_axis, widths):
         for eps in widths
     ]
     gaps = [abs(constant - 0.5) for constant in constants]
-    assert order(widths, gaps) == pytest.approx(1, abs=0.15)  # the next order bends the slope by ε
+    assert order(widths, gaps) == pytest.approx(1, abs=0.15)  # the next order in ε bends the slope
     extrapolated = 2 * constants[-1] - constants[-2]
     assert extrapolated == pytest.approx(0.5, abs=0.005)
     assert abs(extrapolated - 1) > 0.49  # the paper's

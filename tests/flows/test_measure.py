@@ -56,4 +56,4 @@ def test_scores_are_gradients_of_the_logarithm_and_densities_have_mass_one():
         values = density.log(torch.cartesian_prod(axis, axis)).exp()
         assert_close(
             values.sum() * (axis[1] - axis[0]) ** 2, torch.ones(()).double(), atol=1e-6, rtol=0
-        )  # of the midpoint rule, for three continuous derivatives
+        )  # the error of the trapezoidal rule
