@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sinkformers import MultiheadAttention, to_sinkformer
+from sinkformers import MultiheadAttention, to_sinkformer, to_transformer
 
 NO_ATTRIBUTE = r"MultiheadAttention: nn.MultiheadAttention of torch .* has no attribute _qkv_same_embed_dim"
 
@@ -33,6 +33,20 @@ def test_converting_without_the_attribute_that_keeps_the_fused_kernel_off():
 def test_the_fused_kernel_is_off_if_torch_initialises_by_another_method(monkeypatch):
     monkeypatch.setattr(MultiheadAttention, "_reset_parameters", lambda _self: None)
     assert MultiheadAttention(8, 2)._qkv_same_embed_dim is False
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_without_the_setting_of_nested_tensors_can_be_converted():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1)
+    del encoder.use_nested_tensor
+    to_sinkformer(encoder)
+    assert not hasattr(encoder, "use_nested_tensor")
+    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(2, 8)])
+    with pytest.raises(TypeError, match="must be a dense tensor; got a nested one"):
+        encoder.layers[0].self_attn(nested, nested, nested)
+    to_transformer(encoder)
+    assert type(encoder.layers[0].self_attn) is nn.MultiheadAttention
 
 
 @pytest.mark.parametrize("widths", [{}, {"kdim": 5}])

@@ -65,6 +65,14 @@ def test_converted_modules_show_their_settings(name):
     assert repr(to_transformer(model)) == original
 
 
+def test_modules_of_timm_show_their_settings(monkeypatch):
+    """They are recognised by the name of their package, and intercepted."""
+    monkeypatch.setattr(Attention, "__module__", "timm.layers.attention")
+    model = to_sinkformer(nn.Sequential(Attention()), 7, tau=0.3)
+    assert [entry.adapter for entry in model.sinkformer_report.entries] == ["timm"]
+    assert "width=4, n_iters=7, tau=0.3" in repr(model)
+
+
 def test_a_restored_hugging_face_module_keeps_nothing():
     model = bert()
     attributes = [set(module.__dict__) for module in model.modules()]

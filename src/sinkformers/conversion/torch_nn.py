@@ -52,9 +52,12 @@ def _recognise(place: Place) -> str | None:
 
 def _convert(place: Place) -> None:
     place.module.__class__ = SinkhornMultiheadAttention
-    # Nested tensors have no padding to mask, and the fused kernels that they serve compute SoftMax.
+    # Nested tensors have no padding to mask, and the fused kernels that they serve compute SoftMax. If torch does not
+    # have the attribute, it is not needed, or a nested tensor reaches the module, which raises.
     for encoder in place.ancestors:
-        if isinstance(encoder, nn.TransformerEncoder) and NESTED not in encoder.__dict__:
+        if not isinstance(encoder, nn.TransformerEncoder) or not hasattr(encoder, "use_nested_tensor"):
+            continue
+        if NESTED not in encoder.__dict__:
             encoder.__dict__[NESTED] = encoder.use_nested_tensor
             encoder.use_nested_tensor = False
 
