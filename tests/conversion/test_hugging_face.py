@@ -1,9 +1,6 @@
 """Converted Hugging Face models: the original at one iteration, doubly stochastic at many, padding without effect."""
 
 import copy
-import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,17 +12,13 @@ import transformers as hf
 
 import oracle
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"
-from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
+from sinkformers import to_sinkformer, to_transformer, watch_attention
 from sinkformers.conversion import hugging_face_registry
 from tests.conversion.hugging_face_models import (
     BUILDERS,
-    IMAGE,
-    SEQ2SEQ,
-    TEXT,
     TEXTS,
     TRANSLATORS,
     VALID,
-    WINDOWS,
     build,
     inputs,
     output,
@@ -141,91 +134,9 @@ def test_back_to_softmax_exactly(name):
     assert all(getattr(module, "config", model.config)._attn_implementation == "sdpa" for module in model.modules())
 
 
-@pytest.mark.filterwarnings("ignore:sinkformers.*clip_text_model:UserWarning")
-@pytest.mark.parametrize("name", BUILDERS)
-def test_saved_settings_are_loaded(name, tmp_path):
-    model = to_sinkformer(build(name), 5, tau=0.75).eval()
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path, attn_implementation="sinkhorn", dtype=torch.float64)
-    assert_close(output(name, loaded), output(name, model), atol=EXACT, rtol=0)
-    set_n_iters(loaded, 7)
-    set_n_iters(model, 7)
-    assert_close(output(name, loaded), output(name, model), atol=EXACT, rtol=0)
-    softmax = type(model).from_pretrained(tmp_path, dtype=torch.float64)
-    for other in (model, loaded):
-        assert_close(output(name, to_transformer(other)), output(name, softmax), atol=EXACT, rtol=0)
-
-
-def test_a_model_loaded_by_name_can_be_restored_too():
-    model, plain = build("t5", "sinkhorn").eval(), build("t5").eval()
-    assert (output("t5", model) - output("t5", plain)).abs().max() > 1e-3
-    assert_close(output("t5", to_transformer(model)), output("t5", plain), atol=EXACT, rtol=0)
-    assert not hasattr(model.config, "sinkhorn")
-
-
 def test_causal_masks_are_written_out():
     mask = hf.AttentionMaskInterface()["sinkhorn"](batch_size=2, q_length=5, kv_length=5)
     assert mask.equal(torch.ones(2, 1, 5, 5, dtype=torch.bool).tril())
-
-
-def test_settings_come_from_the_configuration():
-    config = hf.BertConfig(**TEXT, sinkhorn={"n_iters": 5, "tau": 0.5})
-    torch.manual_seed(0)
-    model = hf.AutoModel.from_config(config, attn_implementation="sinkhorn").double().eval()
-    torch.manual_seed(0)
-    other = hf.AutoModel.from_config(hf.BertConfig(**TEXT)).double().eval()
-    assert_close(output("bert", model), output("bert", to_sinkformer(other, 5, tau=0.5)), atol=EXACT, rtol=0)
-    assert other.config.sinkhorn == config.sinkhorn
-
-
-def test_parts_of_a_model_write_their_configuration_too():
-    encoder = to_sinkformer(build("bert").encoder, 5, tau=0.5)
-    assert encoder.config.sinkhorn == {"n_iters": 5, "tau": 0.5}
-    to_transformer(encoder)
-    assert not hasattr(encoder.config, "sinkhorn")
-
-
-def test_the_configuration_follows_the_settings():
-    model = to_sinkformer(hf.BertModel(hf.BertConfig(**TEXT)), 3)
-    set_n_iters(model, 7)
-    assert model.config.sinkhorn == {"n_iters": 7, "tau": 1.0}
-    set_tau(model, 0.5)
-    assert model.config.sinkhorn == {"n_iters": 7, "tau": 0.5}
-    first = next(iter(model.sinkformer_report.converted))
-    set_n_iters(model, 5, select=first)
-    assert {name: settings["n_iters"] for name, settings in model.config.sinkhorn["modules"].items()} == {
-        name: 5 if name == first else 7 for name in model.sinkformer_report.converted
-    }
-
-
-def test_partly_converted_models_list_their_modules_in_the_configuration(tmp_path):
-    model = to_sinkformer(build("bert"), 5, select="*layer.1.*").eval()
-    name = "encoder.layer.1.attention.self"
-    assert model.config.sinkhorn == {"modules": {name: {"n_iters": 5, "tau": 1.0}}}
-    assert model.sinkformer_report.kept == {"encoder.layer.0.attention.self": "not selected"}
-    with watch_attention(model) as watch:
-        expected = output("bert", model)
-    assert list(watch) == [name]
-    model.save_pretrained(tmp_path)
-    loaded = hf.BertModel.from_pretrained(tmp_path, attn_implementation="sinkhorn", dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"(?s)has settings for single modules.*to_sinkformer\(model, \*\*settings"):
-        output("bert", loaded)
-    loaded = hf.BertModel.from_pretrained(tmp_path, dtype=torch.float64)
-    for module, settings in loaded.config.sinkhorn["modules"].items():
-        to_sinkformer(loaded, **settings, select=module)
-    assert_close(output("bert", loaded), expected, atol=EXACT, rtol=0)
-
-
-def test_learned_tau_is_saved_and_loaded_as_a_parameter(tmp_path):
-    model = to_sinkformer(build("bert"), tau="learned").eval()
-    set_tau(model, 0.2)
-    model.save_pretrained(tmp_path)
-    loaded = hf.BertModel.from_pretrained(tmp_path, attn_implementation="sinkhorn", dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"needs parameters.*load its state_dict"):
-        output("bert", loaded)
-    fresh = to_sinkformer(hf.BertModel(hf.BertConfig.from_pretrained(tmp_path)).double(), tau="learned").eval()
-    fresh.load_state_dict(model.state_dict())
-    assert_close(output("bert", fresh), output("bert", model), atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["bert", "vit", "swin", "t5", "bart"])
@@ -299,153 +210,6 @@ def test_grouped_heads_share_keys():
         out, weights = forward(module, query, key, value, None, output_attentions=need_weights)
         assert_close(out.transpose(1, 2).double(), expected, atol=1e-5, rtol=0)  # float32, values of order 1
         assert (weights is not None) == need_weights
-
-
-def test_the_report_of_a_model_with_a_causal_half():
-    report = to_sinkformer(build("clip")).sinkformer_report
-    assert [name for name in report.converted if not name.startswith("vision_model")] == []
-    assert all("causal" in reason for name, reason in report.kept.items() if name.startswith("text_model"))
-    assert len(report.kept) == 2
-
-
-def test_decoders_are_reported():
-    report = to_sinkformer(build("t5")).sinkformer_report
-    assert len(report.kept) == 4
-    assert "causal" in report.kept["decoder.block.0.layer.0.SelfAttention"]
-    assert "cross-attention" in report.kept["decoder.block.1.layer.1.EncDecAttention"]
-
-
-def test_sliding_windows_stay_softmax_and_are_reported():
-    sizes = {**TEXT, "num_hidden_layers": 3, "cls_token_id": 1, "sep_token_id": 2}
-    config = hf.ModernBertConfig(**sizes, global_attn_every_n_layers=2)
-    model = to_sinkformer(hf.ModernBertModel(config))
-    assert list(model.sinkformer_report.converted) == ["layers.0.attn", "layers.2.attn"]
-    assert "sliding_window" in model.sinkformer_report.kept["layers.1.attn"]
-    model.eval()(input_ids=inputs("bert")["input_ids"])
-    named = hf.ModernBertModel._from_config(config, attn_implementation="sinkhorn").eval()
-    with pytest.raises(NotImplementedError, match=r"ModernBertAttention asks for sliding_window.*says so"):
-        named(input_ids=inputs("bert")["input_ids"])
-
-
-def test_pooling_heads_stay_softmax():
-    report = to_sinkformer(hf.SiglipVisionModel(hf.SiglipVisionConfig(**IMAGE))).sinkformer_report
-    assert len(report.converted) == 2
-    assert "mean pooling" in report.kept["head.attention"]
-
-
-GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "vocab_size": 53, "bos_token_id": 1, "eos_token_id": 2}
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (lambda: hf.GPT2Model(hf.GPT2Config(**GPT)), r"GPT2Model has no bidirectional.*h\.0\.attn.*1 more: causal"),
-        (lambda: hf.LlamaModel(hf.LlamaConfig(**TEXT)), r"LlamaModel has no bidirectional.*self_attn.*1 more: causal"),
-        (lambda: hf.MPNetModel(hf.MPNetConfig(**TEXT)), r"MPNetSelfAttention.*1 more.*attention registry.*sdpa"),
-        (lambda: hf.Swinv2Model(hf.Swinv2Config(**WINDOWS)), r"Swinv2SelfAttention.*and 3 more.*attention registry"),
-    ],
-)
-def test_what_cannot_be_converted_is_refused(model, message):
-    model = model()
-    types = [type(module) for module in model.modules()]
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        to_sinkformer(model)
-    assert [type(module) for module in model.modules()] == types
-
-
-def test_a_decoder_loaded_by_name_is_refused():
-    model = hf.GPT2Model._from_config(hf.GPT2Config(**GPT), attn_implementation="sinkhorn")
-    with pytest.raises(ValueError, match=r'"sinkhorn" was asked of a gpt2 model.*no bidirectional self-attention'):
-        model(input_ids=torch.ones(1, 4, dtype=torch.long))
-
-
-def test_a_causal_tower_loaded_by_name_is_warned_of_once():
-    model = hf.CLIPTextModel._from_config(hf.CLIPTextConfig(**TEXT), attn_implementation="sinkhorn").eval()
-    ids = inputs("bert")["input_ids"]
-    with pytest.warns(UserWarning, match=r"clip_text_model, whose CLIPAttention is causal and stays SoftMax"):
-        named = model(input_ids=ids).last_hidden_state
-    model(input_ids=ids)  # here, warnings are errors
-    with pytest.raises(ValueError, match=r"asked of this CLIPTextModel, but nothing in it attends by Sinkhorn"):
-        set_n_iters(model, 5)
-    model.set_attn_implementation("sdpa")
-    assert named.equal(model(input_ids=ids).last_hidden_state)
-
-
-OUTSIDE = {
-    "deberta": lambda: hf.DebertaV2Config(**TEXT),
-    "mpnet": lambda: hf.MPNetConfig(**TEXT),
-    "xlnet": lambda: hf.XLNetConfig(vocab_size=53, d_model=24, n_layer=2, n_head=3, d_inner=32),
-    "fsmt": lambda: hf.FSMTConfig(langs=["en", "de"], src_vocab_size=53, tgt_vocab_size=53, **SEQ2SEQ),
-    "swinv2": lambda: hf.Swinv2Config(**WINDOWS),
-}
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # by DeBERTa, as it is imported
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_attention_outside_the_registry_loaded_by_name_is_softmax_and_our_functions_raise(name, tmp_path):
-    """transformers accepts the name without calling our function, so only our other functions can detect it.
-
-    If this fails because loading raises, or because the model has become a Sinkformer, update docs/convert.md.
-    """
-    plain = hf.AutoModel.from_config(OUTSIDE[name]()).eval()
-    plain.save_pretrained(tmp_path)
-    model = hf.AutoModel.from_pretrained(tmp_path, attn_implementation="sinkhorn").eval()
-    assert model.config._attn_implementation == "sinkhorn"
-    ids = inputs("bert")["input_ids"]
-    given = {"pixel_values": torch.randn(1, 3, 16, 16)} if name == "swinv2" else {"input_ids": ids}
-    if name == "fsmt":
-        given["decoder_input_ids"] = ids
-    assert model(**given)[0].equal(plain(**given)[0])
-    message = (
-        rf'"sinkhorn" was asked of this {type(model).__name__}, but nothing in it attends by Sinkhorn: it runs SoftMax'
-    )
-    with pytest.raises(ValueError, match=message), watch_attention(model):
-        pass
-    with pytest.raises(ValueError, match=r"(?s)no bidirectional self-attention.*attention registry"):
-        to_sinkformer(model)
-    plain.set_attn_implementation("sinkhorn")  # for an existing model, transformers refuses, and logs that
-    assert plain.config._attn_implementation == "eager"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"softcap": 30.0}, NotImplementedError, "asks for softcap"),
-        ({"s_aux": torch.ones(3)}, NotImplementedError, "asks for s_aux"),
-        ({"is_causal": True}, NotImplementedError, "is_causal=True.*later tokens"),
-    ],
-)
-def test_unsupported_arguments_raise(arguments, error, message):
-    attention = to_sinkformer(build("bert")).encoder.layer[0].attention.self
-    tokens = torch.randn(2, 3, 5, 8)
-    with pytest.raises(error, match=message):
-        hf.AttentionInterface()["sinkhorn"](attention, tokens, tokens, tokens, None, **arguments)
-    with pytest.raises(TypeError, match="mask must be a tensor; got dict"):
-        hf.AttentionInterface()["sinkhorn"](attention, tokens, tokens, tokens, {})
-
-
-@pytest.mark.parametrize("stored", [5, {"iterations": 3}])
-def test_a_wrong_configuration_is_refused(stored):
-    model = build("bert", "sinkhorn")
-    model.config.sinkhorn = stored
-    with pytest.raises(ValueError, match=r"config\.sinkhorn must be a dictionary.*got"):
-        output("bert", model)
-
-
-def test_copies_pickles_and_other_processes(tmp_path):
-    model = to_sinkformer(build("bert"), 5, tau=0.5).eval()
-    expected = output("bert", model)
-    assert output("bert", copy.deepcopy(model)).equal(expected)
-    assert output("bert", pickle.loads(pickle.dumps(model))).equal(expected)
-    other = to_transformer(copy.deepcopy(model))
-    assert (output("bert", other) - expected).abs().max() > 1e-3
-    torch.save({"model": model, "expected": expected, "inputs": inputs("bert"), "valid": VALID}, tmp_path / "saved.pt")
-    code = (
-        "import sys, torch; saved = torch.load(sys.argv[1], weights_only=False)\n"
-        "out = saved['model'](**saved['inputs']).last_hidden_state[saved['valid']]\n"
-        "assert torch.allclose(out, saved['expected'], rtol=0, atol=1e-10)"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "saved.pt"], check=True)
 
 
 @pytest.mark.parametrize("name", ["bert", "vit", "t5"])
