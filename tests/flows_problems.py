@@ -1,4 +1,4 @@
-"""Measures and projections that the tests of flows share, all in float64."""
+"""Measures and projections for the tests of flows, in float64."""
 
 import torch
 
@@ -15,24 +15,24 @@ def weighted(n, d, seed=0):
 
 
 def general(k, d, seed=0):
-    """No symmetry anywhere."""
+    """Return projections without any symmetry."""
     return Projections(normal(k, d, seed=seed) / 2, normal(k, d, seed=seed + 1) / 2, normal(d, d, seed=seed + 2))
 
 
 def tied(k, d, seed=0):
-    """Assumption 1: W_Q = W_K, W_V = −W_QᵀW_K."""
+    """Return projections that satisfy Assumption 1: W_Q = W_K, W_V = −W_QᵀW_K."""
     return Projections.tied(normal(k, d, seed=seed) / 2)
 
 
 def indefinite(d):
-    """W_QᵀW_K symmetric, with eigenvalues of both signs, and W_V tied to it."""
+    """Return projections with W_QᵀW_K symmetric with eigenvalues of both signs, and W_V = −W_QᵀW_K."""
     signs = torch.ones(d, dtype=torch.float64)
     signs[-1] = -0.5
     return Projections.tied(torch.eye(d, dtype=torch.float64), torch.diag(signs))
 
 
 def order(sizes, errors):
-    """The slope of log error on log size, by least squares."""
+    """Return the slope of log error on log size, by least squares."""
     x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (sizes, errors))
     x = x - x.mean()
     return float((x @ y) / (x @ x))

@@ -103,7 +103,7 @@ def self_attention(fill, n_iters, dropout):
 
 @case("SelfAttention", "mask")
 def self_attention_read_everywhere(fill, n_iters, _dropout):
-    """The output at masked tokens is finite, and the same whatever they were."""
+    """The output at masked tokens is finite, and does not depend on their contents."""
     layer, x = modules.SelfAttention(6, 2, n_iters=n_iters, tie_qk=True), fill(rand(3, 7, 6), VALID)
     return layer(x, VALID), of(layer, x)
 
@@ -198,7 +198,7 @@ def multihead_cross_attention(fill, n_iters, dropout):
 
 @case("MultiheadAttention", "key_padding_mask", "query_padding_mask")
 def multihead_with_another_query(fill, n_iters, dropout):
-    """The query holds the same tokens as the key, but is another tensor; so is the value."""
+    """Query, key and value are different tensors."""
     layer = multihead(n_iters, dropout)
     query, key, value = (fill(rand(3, 7, 8), VALID) for _ in range(3))
     options = {"key_padding_mask": ~VALID, "query_padding_mask": ~VALID}
@@ -208,7 +208,7 @@ def multihead_with_another_query(fill, n_iters, dropout):
 
 @case("MultiheadAttention", "attn_mask")
 def multihead_with_a_matrix(fill, n_iters, dropout):
-    """Tokens that a matrix leaves nothing to look at, or that it lets nobody look at, in all heads."""
+    """Tokens that are masked in every head by the rows or columns of a matrix."""
     layer, out = multihead(n_iters, dropout), []
     query, key, value = fill(rand(3, 7, 8), VALID), fill(rand(3, 5, 8), OTHER), fill(rand(3, 5, 8), OTHER)
     for mask in (~ENTRIES, as_float(~ENTRIES)):
@@ -219,8 +219,8 @@ def multihead_with_a_matrix(fill, n_iters, dropout):
 
 
 @case("MultiheadAttention", "attn_mask", "key_padding_mask")
-def multihead_with_a_matrix_beside_padding(fill, n_iters, dropout):
-    """A matrix for all samples, whose rows look at single keys: where those are padding, so is the query."""
+def multihead_with_a_matrix_and_padding(fill, n_iters, dropout):
+    """A matrix for all samples, whose rows allow a single key each; if that is padding, the query is masked too."""
     looks = torch.eye(5, dtype=torch.bool)
     layer, x = multihead(n_iters, dropout), fill(rand(3, 5, 8), OTHER)
     y, padding = fill(rand(3, 5, 8), OTHER), as_float(~OTHER)
@@ -257,7 +257,7 @@ def text_encoder_with_norms_before(fill, n_iters, dropout):
 
 @case("TextEncoder", "mask")
 def text_encoder_with_a_broken_embedding(fill, n_iters, dropout):
-    """The token that stands in the padding only, 0, may have any vector."""
+    """Token 0, which occurs in the padding only, may have any embedding."""
     model = models.TextEncoder(vocabulary=11, classes=3, **TEXT, n_iters=n_iters, dropout=dropout)
     with torch.no_grad():
         model.embed.weight[0] = fill(rand(1, 8), torch.zeros(1, dtype=torch.bool))

@@ -1,6 +1,6 @@
-"""What stands in masked tokens changes no valid output and no gradient, for every public name that takes a mask.
+"""The contents of masked tokens change no valid output and no gradient, for every public name that takes a mask.
 
-The cases are compared with the public names and their arguments, so that none can be left out.
+The cases are compared with the public names and their arguments, so that none is missing.
 """
 
 import inspect
@@ -20,7 +20,7 @@ FILLINGS = [0.0, 1e30, math.nan, math.inf, -math.inf]
 
 
 def callables() -> Iterator[tuple[str, types.FunctionType]]:
-    """The public functions, and the public methods that are ours; `forward` goes by the name of its module."""
+    """Yield the public functions and methods of this package; `forward` has the name of its module."""
     for package in (sinkformers, core, attention, modules, models):
         for name in package.__all__:
             thing = getattr(package, name)
@@ -44,7 +44,7 @@ def test_every_public_name_that_takes_a_mask_has_a_case():
 
 @pytest.mark.parametrize(("n_iters", "dropout"), [(1, 0.0), (1, 0.4), (2, 0.0), (5, 0.4)])
 @pytest.mark.parametrize("name", CASES)
-def test_what_stands_in_masked_tokens_changes_no_bit(name, n_iters, dropout):
+def test_the_contents_of_masked_tokens_change_no_bit(name, n_iters, dropout):
     _, _, run = CASES[name]
     results = []
     for filling in FILLINGS:
@@ -62,11 +62,11 @@ def test_what_stands_in_masked_tokens_changes_no_bit(name, n_iters, dropout):
 
 
 def filled_with(filling: float) -> Fill:
-    """Tokens (…, n, d), or numbers of tokens (…, n), with another content where they are not valid."""
+    """Return a function that fills masked tokens (…, n, d), or masked token ids (…, n)."""
 
     def fill(x: Tensor, valid: Tensor) -> Tensor:
         if not x.is_floating_point():
-            return x.masked_fill(~valid, 3 if math.isfinite(filling) else -7)  # −7 is no number of a token
+            return x.masked_fill(~valid, 3 if math.isfinite(filling) else -7)  # −7 is not a token id
         masked = ~valid if x.shape == valid.shape else ~valid[..., None]
         return x.masked_fill(masked, filling).requires_grad_()
 

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: importing this module makes `attn_implementation="sinkhorn"` known.
+"""Support for Hugging Face transformers: importing this module registers `attn_implementation="sinkhorn"`.
 
     import sinkformers.hf
     model = AutoModel.from_pretrained(path, attn_implementation="sinkhorn")  # settings from config.sinkhorn
@@ -6,8 +6,8 @@
 `AnnealTau` is a callback for the Trainer.
 """
 
-from sinkformers.conversion.registry import register
-from sinkformers.conversion.trainer import AnnealTau
+from sinkformers.conversion.hugging_face_registry import register
+from sinkformers.conversion.trainer_callback import AnnealTau
 
 __all__ = ["AnnealTau"]
 

@@ -14,8 +14,12 @@ from torch.testing import assert_close
 
 from sinkformers import set_n_iters, set_tau, to_sinkformer, watch_attention
 from tests.conversion import two_processes
+from tests.rounding import rounding
 
-REAL = torch.arange(7) < torch.tensor([[7], [5], [3]])
+EXACT = rounding(4096)  # a few small layers in float64, with sums of up to some ten products: 9e-13
+BALANCED = 2**-10  # column error after 21 iterations, if each of the 10 column steps halves it at least
+
+VALID = torch.arange(7) < torch.tensor([[7], [5], [3]])
 
 
 def encoder(dtype=torch.float64):
@@ -33,12 +37,12 @@ def test_compiled_whole_with_gradients_and_new_settings(tau):
     x = torch.randn(3, 7, 8, dtype=torch.float64)
     for n_iters in (3, 5):
         set_n_iters(model, n_iters)
-        out = model(x, src_key_padding_mask=~REAL)
+        out = model(x, src_key_padding_mask=~VALID)
         grads = torch.autograd.grad(out.square().sum(), list(model.parameters()))
-        got = compiled(x, src_key_padding_mask=~REAL)
+        got = compiled(x, src_key_padding_mask=~VALID)
         got_grads = torch.autograd.grad(got.square().sum(), list(model.parameters()))
-        assert_close(got, out, atol=1e-12, rtol=0)
-        assert_close(got_grads, grads, atol=1e-10, rtol=0)
+        assert_close(got, out, **EXACT)
+        assert_close(got_grads, grads, **rounding(4096, size=100))  # gradients of up to some tens
 
 
 @pytest.mark.slow
@@ -47,22 +51,22 @@ def test_compiled_whole_with_gradients_and_new_settings(tau):
 def test_compiled_by_inductor_with_gradients(kind):
     if kind == "bert":
         pytest.importorskip("transformers", reason="the hf extra is not installed")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = two_processes.wrapped(kind, "alone")
     values = [two_processes.loss(kind, each, list(range(6))) for each in (model, torch.compile(model, fullgraph=True))]
     grads = [torch.autograd.grad(value, list(model.parameters())) for value in values]
-    assert_close(values[1], values[0], atol=1e-12, rtol=0)
-    assert_close(grads[1], grads[0], atol=1e-12, rtol=0)
+    assert_close(values[1], values[0], **EXACT)
+    assert_close(grads[1], grads[0], **EXACT)
 
 
-def test_a_schedule_does_not_recompile_for_ever():
+def test_a_schedule_does_not_recompile_without_end():
     model = to_sinkformer(encoder(), 3)
     x = torch.randn(3, 7, 8, dtype=torch.float64)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for step in range(1, 20):  # more than torch's limit of recompilations
         set_tau(model, step / 20)
-        assert_close(compiled(x), model(x), atol=1e-12, rtol=0)
+        assert_close(compiled(x), model(x), **EXACT)
 
 
 def test_watched_while_compiled():
@@ -71,7 +75,7 @@ def test_watched_while_compiled():
     with watch_attention(model) as watch:
         torch.compile(model, backend="eager")(x)
     for layer in watch.values():
-        assert_close(layer.calls[0].column_sums, torch.ones(3, 2, 7, dtype=torch.float64), atol=1e-3, rtol=0)
+        assert_close(layer.calls[0].column_sums, torch.ones(3, 2, 7, dtype=torch.float64), atol=BALANCED, rtol=0)
 
 
 def test_distributed_data_parallel(tmp_path):
@@ -85,7 +89,7 @@ def test_distributed_data_parallel(tmp_path):
         model.zero_grad()
         wrapped = nn.parallel.DistributedDataParallel(model)
         wrapped(x).square().sum().backward()
-        assert_close([p.grad for p in model.parameters()], alone, atol=1e-12, rtol=0)
+        assert_close([p.grad for p in model.parameters()], alone, **EXACT)
         set_n_iters(wrapped, 1)
         assert model.layers[0].self_attn.sinkhorn.n_iters == 1
         del wrapped
@@ -106,11 +110,11 @@ def test_two_processes_train_as_one(how, kind, tmp_path):
     for rank in range(2):
         shared = torch.load(tmp_path / f"{rank}.pt")
         assert shared["world"] == 2
-        assert_close(shared["parameters"], alone, atol=1e-12, rtol=0)
+        assert_close(shared["parameters"], alone, **EXACT)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_errs_as_softmax_does(dtype):
+def test_half_precision_errs_at_most_twice_as_much_as_softmax(dtype):
     model, exact = encoder(torch.float32), encoder(torch.float64)
     exact.load_state_dict(model.state_dict())
     x = torch.randn(3, 7, 8)

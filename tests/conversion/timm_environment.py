@@ -1,5 +1,8 @@
-"""timm and vit-pytorch import torchvision, whose wheels are built for another torch: two operators that it registers
-Python functions for are missing. Declaring them is enough to import it; nothing here calls them."""
+"""Imports of timm, vit-pytorch and x-transformers.
+
+They import torchvision, whose wheels are built for another torch, so that two operators are missing. Declaring these is
+enough to import it; they are never called.
+"""
 
 import warnings
 
@@ -10,7 +13,7 @@ for _name in ("nms", "qnms"):
     if not hasattr(torch.ops.torchvision, _name):
         _TORCHVISION.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-with warnings.catch_warnings():  # of what these libraries do to torch while they are imported
+with warnings.catch_warnings():  # caused by these libraries while they are imported
     warnings.simplefilter("ignore")
     import timm
     import vit_pytorch

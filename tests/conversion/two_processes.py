@@ -1,4 +1,4 @@
-"""Two steps of training, by one process or by several that share the batch. `torchrun … -m` this module runs it."""
+"""Two training steps, by one process or by several that share the batch; run by `torchrun … -m` with this module."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sinkformers import to_sinkformer
 
-REAL = torch.arange(7) < torch.tensor([[7], [5], [3], [6], [2], [7]])  # the batch of all processes together
+VALID = torch.arange(7) < torch.tensor([[7], [5], [3], [6], [2], [7]])  # the batch of all processes together
 
 
 def encoder():
@@ -23,7 +23,7 @@ def encoder():
 
 
 def bert():
-    from tests.conversion.zoo import build
+    from tests.conversion.hugging_face_models import build
 
     model = build("bert").eval()  # for no dropout
     return model, model.encoder.layer
@@ -33,18 +33,18 @@ MODELS = {"torch.nn": encoder, "bert": bert}
 
 
 def loss(kind, model, rows):
-    """Of some rows of the batch: a mean over texts of sums over their tokens."""
+    """Return the loss of some rows of the batch: a mean over texts of sums over their tokens."""
     generator = torch.Generator().manual_seed(3)
     if kind == "bert":
-        ids = torch.randint(5, 53, REAL.shape, generator=generator)
-        out = model(input_ids=ids[rows], attention_mask=REAL[rows].long())
-        return (out.last_hidden_state[REAL[rows]].sin().sum() + out.pooler_output.sin().sum()) / len(rows)
-    x = torch.randn(*REAL.shape, 24, dtype=torch.float64, generator=generator)
-    return model(x[rows], src_key_padding_mask=~REAL[rows])[REAL[rows]].sin().sum() / len(rows)
+        ids = torch.randint(5, 53, VALID.shape, generator=generator)
+        out = model(input_ids=ids[rows], attention_mask=VALID[rows].long())
+        return (out.last_hidden_state[VALID[rows]].sin().sum() + out.pooler_output.sin().sum()) / len(rows)
+    x = torch.randn(*VALID.shape, 24, dtype=torch.float64, generator=generator)
+    return model(x[rows], src_key_padding_mask=~VALID[rows])[VALID[rows]].sin().sum() / len(rows)
 
 
 def wrapped(kind, how):
-    """A converted model, alike in all processes, with its wrapper."""
+    """Return a converted model, the same in all processes, with its wrapper."""
     torch.manual_seed(0)
     model, layers = MODELS[kind]()
     to_sinkformer(model, 5, tau="learned")
@@ -58,10 +58,10 @@ def wrapped(kind, how):
 
 
 def train(kind, how="alone", rank=0, world=1):
-    """All parameters after two steps, by name."""
+    """Return all parameters by name after two steps."""
     model = wrapped(kind, how)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    rows = list(range(rank, len(REAL), world))
+    rows = list(range(rank, len(VALID), world))
     for _ in range(2):
         optimiser.zero_grad()
         loss(kind, model, rows).backward()

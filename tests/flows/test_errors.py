@@ -1,4 +1,4 @@
-"""What cannot be meant is refused, and the message says what, why and what to do."""
+"""Wrong arguments raise errors that state what is wrong, why, and what to do."""
 
 import math
 
@@ -47,7 +47,7 @@ STEEP = torch.full((3, 2), 30.0, dtype=torch.float64)
         (
             lambda: Measure.uniform(torch.tensor([[0.0], [math.inf], [math.nan]])),
             ValueError,
-            r"points must be finite, but particle 1 stands at \[inf\] \(2 of 3 are not finite\)",
+            r"points must be finite, but particle 1 is at \[inf\] \(2 of 3 are not finite\)",
         ),
         (lambda: Measure(normal(3, 1), torch.ones(2).double() / 2), ValueError, r"weights must have shape \(3,\)"),
         (
@@ -70,7 +70,7 @@ STEEP = torch.full((3, 2), 30.0, dtype=torch.float64)
             ValueError,
             r"key must be a matrix of shape \(2, 2\); got \(3, 2\)",
         ),
-        (lambda: Projections(EYE / 0, EYE, EYE), ValueError, "query must be finite; it holds 4 other entries"),
+        (lambda: Projections(EYE / 0, EYE, EYE), ValueError, "query must be finite; it has 4 other entries"),
         (lambda: AttentionMap(tied(2, 2), eps=0.0), ValueError, "eps must be a positive number; got 0.0"),
         (lambda: AttentionMap(tied(2, 2), eps=-1.0), ValueError, "eps must be a positive number; got -1.0"),
         (lambda: AttentionMap(tied(2, 2), cost="L2"), ValueError, "cost must be one of 'dot', 'l2'; got 'L2'"),
@@ -109,7 +109,7 @@ STEEP = torch.full((3, 2), 30.0, dtype=torch.float64)
         (
             lambda: AttentionMap(tied(2, 2))(Measure.uniform(torch.tensor([[0, 1], [1e200, 0]], dtype=torch.float64))),
             OverflowError,
-            r"scores overflow; particle 1 stands at \[1e\+200, 0.0\]. The particles run away",
+            r"scores overflow; particle 1 is at \[1e\+200, 0.0\]. The particles diverge",
         ),
         (
             lambda: AttentionMap(Projections.tied(EYE), n_iters=0)(Measure.uniform(STEEP))(STEEP),
@@ -174,7 +174,7 @@ STEEP = torch.full((3, 2), 30.0, dtype=torch.float64)
         (
             lambda: integrate(torch.neg, EYE, (0.0, 1.0), method=EULER),
             ValueError,
-            "Euler estimates no error, so h must be given",
+            "Euler has no error estimate, so h must be given",
         ),
         (lambda: integrate(torch.neg, EYE, (0.0, 1.0), atol=0), ValueError, "atol > 0; got 1e-08 and 0"),
         (lambda: integrate(torch.neg, EYE, (0.0, 1.0), max_steps=2, rtol=1e-13), ValueError, "2 steps reach only t ="),
@@ -198,20 +198,20 @@ STEEP = torch.full((3, 2), 30.0, dtype=torch.float64)
         ),
     ],
 )
-def test_what_is_refused(call, kind, message):
+def test_wrong_arguments_are_refused(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
 
 
-def test_particles_that_run_away_are_named():
+def test_particles_that_diverge_are_named():
     """W_V of the sign of W_QᵀW_K: the raw flow expands exponentially until the scores overflow."""
-    runaway = Projections(EYE, EYE, 50 * EYE)
-    with pytest.raises(OverflowError, match=r"scores overflow; particle \d stands at .* run away"):
-        flow(AttentionMap(runaway), Measure.uniform(normal(5, 2)), (0.0, 200.0), method=EULER, h=1.0)
+    diverging = Projections(EYE, EYE, 50 * EYE)
+    with pytest.raises(OverflowError, match=r"scores overflow; particle \d is at .* diverge"):
+        flow(AttentionMap(diverging), Measure.uniform(normal(5, 2)), (0.0, 200.0), method=EULER, h=1.0)
 
 
-def test_a_step_too_long_is_told_from_scores_that_are_not_normalised():
-    """The scores still fit where the sum of what is seen does not any more."""
-    runaway = AttentionMap(Projections(EYE, EYE, EYE), eps=0.01)
-    with pytest.raises(OverflowError, match=r"Field: the map overflows; the farthest point stands .* run away"):
-        flow(runaway, Measure.uniform(normal(5, 2)), (0.0, 100.0), method=EULER, h=1.0)
+def test_an_overflow_of_the_map_is_not_blamed_on_missing_normalisation():
+    """The scores are still finite when the map overflows."""
+    diverging = AttentionMap(Projections(EYE, EYE, EYE), eps=0.01)
+    with pytest.raises(OverflowError, match=r"Field: the map overflows; the norm of the farthest point is .* diverge"):
+        flow(diverging, Measure.uniform(normal(5, 2)), (0.0, 100.0), method=EULER, h=1.0)

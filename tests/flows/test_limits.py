@@ -49,7 +49,7 @@ def test_the_constant_of_theorem_1_is_one_half(dim, per_axis, widths):
         for eps in widths
     ]
     gaps = [abs(constant - 0.5) for constant in constants]
-    assert order(widths, gaps) == pytest.approx(1, abs=0.15)
+    assert order(widths, gaps) == pytest.approx(1, abs=0.15)  # the next order in ε bends the slope
     extrapolated = 2 * constants[-1] - constants[-2]
     assert extrapolated == pytest.approx(0.5, abs=0.005)
     assert abs(extrapolated - 1) > 0.49  # the paper's
@@ -107,7 +107,7 @@ def test_the_transformer_limit_is_a_gradient_in_x():
     )
     x = normal(5, 2).requires_grad_()
     (gradient,) = torch.autograd.grad(density.log(x @ torch.linalg.solve(W_KEY, W_QUERY).T).sum(), x)
-    assert_close(transformer_limit(projections)(x.detach(), density.score), -gradient, atol=1e-12, rtol=0)
+    assert_close(transformer_limit(projections)(x.detach(), density.score), -gradient, atol=1e-12, rtol=0)  # rounding
 
 
 def test_the_two_versions_agree_where_the_key_matrix_is_symmetric():
@@ -121,6 +121,7 @@ def test_first_order_limits():
         Projections.tied(W_QUERY, W_KEY),
         normal(3, 2),
     )
+    # The error is of order ε = 1e-7.
     scaled = 1e-7 * softmax_of_gaussian(density, projections, eps=1e-7)(place)
     assert_close(scaled, -place @ (W_QUERY.T @ W_QUERY).T, atol=1e-6, rtol=0)
     assert_close(scaled, place @ first_order_limit(projections, softmax=True).T, atol=1e-6, rtol=0)
@@ -136,4 +137,6 @@ def test_theorem_1_fails_where_the_matrix_is_singular():
     measure = Bump(4, 2).quadrature(31)
     for eps in (0.04, 0.01):
         field = AttentionMap(projections, eps=eps, recentred=True)(measure)
-        assert field(torch.tensor([[0.2, 0.3]], dtype=torch.float64))[0, 1].item() == pytest.approx(0.3 / eps, rel=1e-9)
+        assert field(torch.tensor([[0.2, 0.3]], dtype=torch.float64))[0, 1].item() == pytest.approx(
+            0.3 / eps, rel=1e-9
+        )  # a hundred times the tolerance of the limit

@@ -1,3 +1,5 @@
+"""Measures: moments, moves, samples and quadrature of densities."""
+
 import torch
 from torch.testing import assert_close
 
@@ -23,7 +25,7 @@ def test_uniform_weights_and_moves():
 
 
 def test_quadrature_has_the_moments_of_its_density():
-    """The variance of ρ ∝ (1 − x²)^p is 1/(2p + 3)."""
+    """The variance of ρ ∝ (1 − x²)^p is 1/(2p + 3). Midpoints err by the density's tail and lack of smoothness."""
     for dim, per_axis in ((1, 101), (2, 61)):
         covariance = Bump(4, dim).quadrature(per_axis).covariance()
         assert_close(covariance, torch.eye(dim, dtype=torch.float64) / 11, atol=1e-8, rtol=0)
@@ -52,4 +54,6 @@ def test_scores_are_gradients_of_the_logarithm_and_densities_have_mass_one():
         assert_close(density.score(points.detach()), gradient, atol=1e-12, rtol=1e-12)
         axis = torch.linspace(-box, box, 1001, dtype=torch.float64)
         values = density.log(torch.cartesian_prod(axis, axis)).exp()
-        assert_close(values.sum() * (axis[1] - axis[0]) ** 2, torch.ones(()).double(), atol=1e-6, rtol=0)
+        assert_close(
+            values.sum() * (axis[1] - axis[0]) ** 2, torch.ones(()).double(), atol=1e-6, rtol=0
+        )  # the error of the trapezoidal rule

@@ -1,4 +1,4 @@
-"""The limit with one projection for all: its closed forms, its Jacobian, and how far attention can stretch."""
+"""The limit with equal queries, keys and values: closed forms, the Jacobian, and Lipschitz bounds."""
 
 import math
 
@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.lipschitz import limit_bound, softmax_bound
 from tests import oracle
+from tests.rounding import rounding
 
 
 def rand(*size):
@@ -30,8 +31,8 @@ def jacobian(function, x, **options):
     return torch.autograd.functional.jacobian(function, x, vectorize=True, **options).reshape(x.numel(), x.numel())
 
 
-def stretched(n, d, n_iters, steps, width=1.5):
-    """Tokens (n, d) at which attention stretches far, found by gradient ascent on the norm of its Jacobian."""
+def expanding_tokens(n, d, n_iters, steps, width=1.5):
+    """Return tokens (n, d) at which the Jacobian of attention has a large norm, found by gradient ascent."""
     q = (width * rand(n, d)).requires_grad_()
     optimiser = torch.optim.Adam([q], lr=0.1)
     for _ in range(steps):
@@ -47,13 +48,13 @@ def stretched(n, d, n_iters, steps, width=1.5):
 def test_both_costs_have_this_limit(cost):
     tokens = rand(2, 3, 7, 5)
     expected = oracle.attention(tokens, tokens, tokens, 301, cost=cost, scale=0.3)
-    assert_close(limit_attention(tokens, None, 0.3), expected, atol=1e-12, rtol=0)
+    assert_close(limit_attention(tokens, None, 0.3), expected, **rounding(4096))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sharpness", [1e-3, 1.0, 10.0, 30.0, 1e3])
 def test_the_sum_of_the_tokens_is_kept_however_sharp_the_scores_are(sharpness, dtype):
-    """As doubly stochastic weights do. Alternating would need millions of steps in between, and 1e3 is the identity."""
+    """Alternating steps would need millions of steps for some of these; at 1e3 the weights are the identity."""
     tokens = rand(11, 13, 3).to(dtype)
     out = limit_attention(tokens, None, sharpness)
     # Every column sum is off by the rounding of n terms whose exponents carry eps·|score|, counted as in the oracle.
@@ -66,9 +67,9 @@ def test_the_sum_of_the_tokens_is_kept_however_sharp_the_scores_are(sharpness, d
 
 def test_gradient():
     tokens, scale = rand(2, 5, 3).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    alive = torch.tensor([[True] * 5, [True, False, True, True, False]])
-    assert torch.autograd.gradcheck(lambda q, s: limit_attention(q, alive, s), (tokens, scale))
-    out = limit_attention(tokens, alive, scale)
+    mask = torch.tensor([[True] * 5, [True, False, True, True, False]])
+    assert torch.autograd.gradcheck(lambda q, s: limit_attention(q, mask, s), (tokens, scale))
+    out = limit_attention(tokens, mask, scale)
     (grad,) = torch.autograd.grad(out.square().sum(), tokens, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
@@ -77,16 +78,17 @@ def test_gradient():
 @pytest.mark.parametrize("scale", [0.1, 1.0, 7.0])
 def test_the_jacobian_is_symmetric_and_positive(scale):
     """It is the Hessian of a convex function of the tokens."""
-    for tokens in (rand(7, 3), stretched(5, 2, math.inf, 15)):
+    for tokens in (rand(7, 3), expanding_tokens(5, 2, math.inf, 15)):
         matrix = jacobian(lambda q: limit_attention(q, None, scale), tokens)
-        assert_close(matrix, matrix.T, atol=1e-13, rtol=0)
-        assert torch.linalg.eigvalsh(matrix).min() > -1e-13
+        tolerance = rounding(448)  # entries of order 1 after some 50 steps on 7 tokens
+        assert_close(matrix, matrix.T, **tolerance)
+        assert torch.linalg.eigvalsh(matrix).min() > -tolerance["atol"]
 
 
 @pytest.mark.parametrize(("n_iters", "bound"), [(1, softmax_bound), (math.inf, limit_bound)])
 @pytest.mark.parametrize(("n", "d"), [(2, 1), (5, 2), (7, 3)])
-def test_no_tokens_are_found_at_which_attention_stretches_beyond_its_bound(n_iters, bound, n, d):
-    tokens = stretched(n, d, n_iters, 30)
+def test_the_norm_of_the_jacobian_does_not_exceed_its_bound(n_iters, bound, n, d):
+    tokens = expanding_tokens(n, d, n_iters, 30)
     norm = torch.linalg.matrix_norm(jacobian(lambda q: attention(q, n_iters), tokens), 2).item()
     limit = bound(torch.tensor(float(n), dtype=torch.float64)).item()
     assert norm <= limit
@@ -95,7 +97,7 @@ def test_no_tokens_are_found_at_which_attention_stretches_beyond_its_bound(n_ite
 
 
 @pytest.mark.parametrize("n", [2, 3, 11, 101, 4001, 10**9])
-def test_the_bounds_are_what_their_derivation_says(n):
+def test_the_bounds_match_their_derivation(n):
     """Recomputed: M·exp(M + 1) = n − 1 by bisection, the means by the best of many c."""
     low, high = 0.0, math.log(n)
     for _ in range(60):
@@ -105,6 +107,7 @@ def test_the_bounds_are_what_their_derivation_says(n):
     column, row = ((c * total + (n - 1) * torch.exp(-c - 1)).min().item() for total in (n**0.5, 1.0))
     count = torch.tensor(float(n), dtype=torch.float64)
     softmax, limit = softmax_bound(count).item(), limit_bound(count).item()
+    # The minimum over a grid of c with spacing h = 1e-4 errs by h²/8 relative.
     assert softmax == pytest.approx(n**0.25 + 2 * low + 2 * math.sqrt(low * column), rel=1e-8)
     assert limit == pytest.approx(1 + 4 * row, rel=1e-8)
     # M is the largest mean of t over a row: here with all others equally far away, which the derivation shows best.
@@ -114,14 +117,14 @@ def test_the_bounds_are_what_their_derivation_says(n):
     assert softmax <= math.sqrt(n) * (4 * low + 1)  # Kim, Papamakarios and Mnih (2021)
 
 
-def test_one_token_is_not_stretched():
+def test_the_bounds_of_one_token_are_one():
     one = torch.ones((), dtype=torch.float64)
     assert softmax_bound(one) == limit_bound(one) == 1
 
 
 @pytest.mark.parametrize("n", [17, 101, 401])
 def test_softmax_columns_sum_to_the_root_of_n_at_most(n):
-    """Which the first term of the bound rests on. A hub among orthogonal tokens comes within a factor of 3."""
+    """The first term of the bound uses this. One token among orthogonal ones comes within a factor of 3."""
     distance = math.sqrt(math.log(n))  # exp(−½·distance²) = 1/√n
     tokens = distance * torch.eye(n, n - 1, dtype=torch.float64)
     columns = (-0.5 * torch.cdist(tokens, tokens).square()).softmax(-1).sum(0)

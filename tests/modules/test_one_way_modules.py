@@ -1,4 +1,4 @@
-"""Modules, ours and converted ones, refuse masks that order the tokens."""
+"""`MultiheadAttention` and converted modules refuse masks that order the tokens."""
 
 import copy
 
@@ -35,7 +35,7 @@ class TestModule:
 
     @pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
     def test_with_padding_and_more_keys(self, options):
-        """Added keys are none of the mask's tokens: the square that the user passed is what counts."""
+        """Added keys are not tokens of the mask; only the square mask that the user passed is checked."""
         layer, x = self.layer(**options), torch.randn(2, N, 12)
         padding = torch.stack([K >= 9, K < 4])
         for given in (padding, as_bias(~padding)):
@@ -52,14 +52,14 @@ class TestModule:
         mask, x = nn.Transformer.generate_square_subsequent_mask(N), torch.randn(2, N, 12)
         block.self_attn = self.layer(n_iters=3)
         encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
-        for causal in (False, None, True):  # told, found by torch, told to be
+        for causal in (False, None, True):  # no hint, detected by torch, given as a hint
             with pytest.raises(NotImplementedError, match=r"MultiheadAttention: (attn_mask must not|is_causal=True)"):
                 encoder(x, mask, is_causal=causal)
         for layer in encoder.layers:
             layer.self_attn.allow_one_way_mask = True
         encoder(x, mask)
 
-    def test_a_mask_of_a_wrong_shape_is_told_as_such(self):
+    def test_a_mask_of_a_wrong_shape_raises_that_error(self):
         x = torch.randn(2, N, 12)
         with pytest.raises(ValueError, match="attn_mask must broadcast"):
             self.layer()(x, x, x, attn_mask=torch.ones(5, 5).triu(1) > 0, key_padding_mask=(K > 7).expand(2, N))

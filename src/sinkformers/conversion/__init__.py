@@ -1,4 +1,4 @@
-"""Models that others wrote, turned into Sinkformers in place, and back."""
+"""Conversion of other libraries' models to Sinkformers, in place, and back."""
 
 from sinkformers.conversion.convert import set_n_iters, set_tau, to_sinkformer, to_transformer
 from sinkformers.conversion.report import Report

@@ -1,4 +1,4 @@
-"""One row of the table: how a family of attention modules is recognised, converted, and put back."""
+"""`Adapter`: how one family of attention modules is recognised, converted and restored."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sinkformers.conversion.settings import LEARNED, Settings
 
-# Modules that read a set out with one query, or a few. A doubly stochastic matrix of one row is uniform: Sinkhorn
+# Classes that pool a set with one query, or a few. A doubly stochastic matrix with one row is uniform, so Sinkhorn
 # would turn them into mean pooling.
 _POOLING = re.compile(r"attention_?pool|attn_?pool|simpool|pool(ing)?_?(head|att)|^pma$|class_?att", re.IGNORECASE)
 
@@ -22,7 +22,7 @@ CONVERT = ""
 
 
 class Place(NamedTuple):
-    """A module, with its name in the model and everything around it, outermost first."""
+    """A module, its name in the model, and the modules that contain it, outermost first."""
 
     name: str
     module: nn.Module
@@ -32,13 +32,17 @@ class Place(NamedTuple):
     def parent(self) -> nn.Module | None:
         return self.ancestors[-1] if self.ancestors else None
 
+    def child(self, name: str, module: nn.Module) -> "Place":
+        """Return the place of a child module that has this name in the module."""
+        return Place(f"{self.name}.{name}" if self.name else name, module, (*self.ancestors, self.module))
+
 
 class Undo(NamedTuple):
-    """What a converted module keeps to become again what it was."""
+    """What a converted module keeps in order to be restored."""
 
     adapter: str
-    kind: str  # its class, as its author named it
-    state: Any  # what `restore` needs
+    kind: str  # the original class name
+    state: Any  # the argument of `restore`
 
 
 UNDO = "_sinkhorn_undo"
@@ -49,47 +53,49 @@ def undo_of(module: nn.Module) -> Undo:
 
 
 class Adapter(NamedTuple):
+    """How one family of attention modules is recognised, converted and restored."""
+
     name: str
-    # None: not of this family. CONVERT: bidirectional attention. Anything else: why the module stays as it is.
+    # Returns None for a module of another family, CONVERT for bidirectional attention, or the reason not to convert.
     recognise: Callable[[Place], str | None]
-    # Turns the module, which already has its settings, and returns what `restore` needs.
+    # Converts a module that already has its settings; returns the second argument of `restore`.
     convert: Callable[[Place], Any]
     restore: Callable[[nn.Module, Any], None]
-    # After every change to any module of a model: what the model as a whole has to know.
+    # Called with the model after any of its modules was changed.
     finish: Callable[[nn.Module], None] = lambda model: None
-    # The settings of a module that attends by Sinkhorn although nobody converted it.
+    # Returns the settings of a module that attends by Sinkhorn without having been converted.
     implied: Callable[[nn.Module], Settings | None] = lambda module: None
 
 
-def pools(place: Place) -> bool:
-    """Whether the module, or the one that holds it, is known to read a set out."""
+def is_pooling(place: Place) -> bool:
+    """Return whether the class of the module or of its parent is known to pool a set."""
     around = [place.module, *([] if place.parent is None else [place.parent])]
     return any(_POOLING.search(type(module).__name__) for module in around)
 
 
 @functools.cache
 def names_used(kind: type[nn.Module]) -> frozenset[str]:
-    """The global and attribute names that the code of a class's `forward` uses; none where it is not Python."""
-    forward = getattr(kind, "forward", None)  # a class that torch.jit made has none
+    """Return the global and attribute names in the code of a class's `forward`; none if it is not Python."""
+    forward = getattr(kind, "forward", None)  # a class made by torch.jit has none
     code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)
     return frozenset(() if code is None else code.co_names)
 
 
-def logits_for(caller: str, tau: float | str, places: Iterable[Place]) -> dict[int, Tensor | None]:
-    """The first logits of a learned `tau`, by id of the module; refuses before anything changes."""
+def initial_logits(caller: str, tau: float | str, places: Iterable[Place]) -> dict[int, Tensor | None]:
+    """Return the initial logits of a learned `tau` by id of the module; raise if a number of heads is unknown."""
     return {id(place.module): _logits(caller, place) if tau == LEARNED else None for place in places}
 
 
 def _logits(caller: str, place: Place) -> Tensor:
     around = [place.module, *([] if place.parent is None else [place.parent])]
     names = ("num_heads", "num_attention_heads", "n_heads", "heads")
-    told = (getattr(module, name, None) for module in around for name in names)
-    heads = next((value for value in told if isinstance(value, int)), None)
+    values = (getattr(module, name, None) for module in around for name in names)
+    heads = next((value for value in values if isinstance(value, int)), None)
     if heads is None:
         raise ValueError(
             f'{caller}: tau="learned" needs the number of heads, and {place.name!r} ({type(place.module).__name__}) '
-            "does not tell it. Give it an attribute num_heads, or a fixed tau."
+            "has no attribute that gives it. Add an attribute num_heads, or pass a number as tau."
         )
     like = next((parameter for module in around for parameter in module.parameters()), torch.empty(0))
-    # Half way: far enough from both ends for the sigmoid to have a slope.
+    # tau = ½, where the sigmoid is steepest.
     return torch.zeros(heads, dtype=like.dtype, device=like.device)

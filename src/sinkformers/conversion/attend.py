@@ -1,4 +1,4 @@
-"""The one place where converted modules attend: settings read, watchers told, what would go wrong refused."""
+"""The attention of converted modules: reads settings, informs watchers, and refuses or warns of unsuitable calls."""
 
 import warnings
 from typing import Any
@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
 from sinkformers.attention.one_way import refuse_one_way
-from sinkformers.conversion.settings import Settings, is_softmax, relaxation
+from sinkformers.conversion.settings import Settings, is_softmax, tau_of
 from sinkformers.core import sinkhorn
+from sinkformers.core.ranges import masked_bias
 
 WATCHER = "_sinkhorn_watcher"
-WARNED = "_sinkhorn_warned"  # on a module: a warning is given once
+WARNED = "_sinkhorn_warned"  # set on a module after its warning, which is given once
 REMEDY = "Leave the module out with `select`, or convert it with allow_one_way_mask=True if that is meant."
 
 
@@ -32,14 +33,17 @@ def attend(
     need_weights: bool = False,
     allow_one_way_mask: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Output, and weights where asked for, of heads (batch, heads, n, d); masks as in `sinkhorn_attention`."""
+    """Return the output, and the weights if `need_weights`, of heads (batch, heads, n, d).
+
+    Masks are those of `sinkhorn_attention`.
+    """
     _warn_of_single_query(module, settings, query.shape[-2], key.shape[-2])
     if not allow_one_way_mask:
         _refuse_one_way(module, settings, attn_mask, query_mask, key_mask)
     options: dict[str, Any] = {
         "scale": scale,
         "n_iters": settings.n_iters,
-        "tau": relaxation(module, settings),
+        "tau": tau_of(module, settings),
         "query_mask": query_mask,
         "key_mask": key_mask,
         "allow_one_way_mask": True,
@@ -50,53 +54,52 @@ def attend(
         enable_gqa = False
     if watcher is not None:
         with torch.no_grad():
-            watcher.see(
-                attention_with_weights(query, key, value, attn_mask, **options)[1], attn_mask, query_mask, key_mask
-            )
+            _, weights = attention_with_weights(query, key, value, attn_mask, **options)
+            watcher.record(weights, attn_mask, query_mask, key_mask)
     if need_weights:
         return attention_with_weights(query, key, value, attn_mask, dropout_p, **options)
     return sinkhorn_attention(query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa, **options), None
 
 
 def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
-    """Weights of a self-attention's scores (…, n, m), where a model calls SoftMax itself."""
+    """Return the weights for self-attention scores (…, n, m), in place of a model's own call of SoftMax."""
     n, m = scores.shape[-2:]
-    mask = _seen(scores)
+    mask = _allowed(scores)
     _warn_of_single_query(module, settings, n, m)
     _refuse_one_way(module, settings, mask)
     if n == m:
         mask = mask & mask.any(-2)[..., None]
-    weights = sinkhorn(scores, n_iters=settings.n_iters, tau=relaxation(module, settings), mask=mask)
+    weights = sinkhorn(scores, n_iters=settings.n_iters, tau=tau_of(module, settings), mask=mask)
     watcher = module.__dict__.get(WATCHER)
     if watcher is not None:
-        watcher.see(weights.detach(), mask, None, None)
+        watcher.record(weights.detach(), mask, None, None)
     return weights
 
 
-def of_self_attention(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Tensor | None]:
-    """A mask written for SoftMax self-attention, (…, n, m), as the masks of `attend`.
+def self_attention_masks(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Tensor | None]:
+    """Return the mask arguments of `attend` for a mask (…, n, m) that was made for SoftMax self-attention.
 
-    Such masks speak of keys only. A token that nobody may look at is padding, and must leave as a query too, since its
-    row would stay in the column sums. A boolean mask whose rows are all the same is passed on as that row: the kernels
-    skip tokens that are out of the game, but compute entries that are.
+    Such masks hide keys only. A token that no query may attend to is padding. It must be masked as a query too, because
+    its row would otherwise count in the column sums. A boolean mask whose rows are all equal is returned as that row,
+    since the kernels skip masked tokens, but not masked entries.
     """
     if mask is None:
         return {}
     mask = mask[(None,) * (query.dim() - mask.dim()) + (...,)]
     square, n = query.shape[-2] == key.shape[-2], query.shape[-2]
-    if mask.dtype == torch.bool and n > 1 and _is_one_row(mask):
+    if mask.dtype == torch.bool and n > 1 and _has_equal_rows(mask):
         keys = mask[..., 0, :]
         return {"query_mask": keys if square else None, "key_mask": keys}
-    return {"attn_mask": mask, "query_mask": _seen(mask).any(-2) if square and mask.shape[-1] > 1 else None}
+    return {"attn_mask": mask, "query_mask": _allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
 
 
-def _seen(mask: Tensor) -> Tensor:
-    """Where a mask, a bias or scores let a query look; the lowest finite numbers stand for minus infinity."""
-    return mask if mask.dtype == torch.bool else mask.detach() > torch.finfo(mask.dtype).min / 2
+def _allowed(mask: Tensor) -> Tensor:
+    """Return where a mask, a bias or scores allow attention; the lowest finite numbers count as minus infinity."""
+    return mask if mask.dtype == torch.bool else mask.detach() > masked_bias(mask.dtype)
 
 
 def _warn_of_single_query(module: nn.Module, settings: Settings, n: int, m: int) -> None:
-    """A single query is warned of, once."""
+    """Warn, once per module, if there is a single query."""
     if n == 1 and m > 1 and not is_softmax(settings) and not module.__dict__.get(WARNED):
         module.__dict__[WARNED] = True
         warnings.warn(
@@ -114,13 +117,13 @@ def _refuse_one_way(
     queries: Tensor | None = None,
     keys: Tensor | None = None,
 ) -> None:
-    """Refuse a mask that orders the tokens, as a causal one does that nobody announced."""
+    """Raise if a mask orders the tokens, as a causal one does."""
     if not settings.allow_one_way_mask and not is_softmax(settings):
         refuse_one_way(f"sinkformers: {type(module).__name__}", mask, queries, keys, remedy=REMEDY)
 
 
-def _is_one_row(mask: Tensor) -> bool:
-    """Whether a boolean mask (…, n or 1, m) says the same for every query; tracing sees only how it is laid out."""
+def _has_equal_rows(mask: Tensor) -> bool:
+    """Return whether all rows of a boolean mask (…, n or 1, m) are equal; while tracing, only its layout is known."""
     if mask.shape[-2] == 1 or mask.stride(-2) == 0:
         return True
     return not torch.compiler.is_compiling() and bool((mask == mask[..., :1, :]).all())

@@ -1,26 +1,26 @@
-"""`to_sinkformer` and `to_transformer`, and the settings changed afterwards."""
+"""`to_sinkformer`, `to_transformer`, and `set_n_iters` and `set_tau`, which change the settings later."""
 
 from dataclasses import replace
 from typing import TypeVar
 
 from torch import nn
 
-from sinkformers.conversion.adapter import CONVERT, UNDO, Place, logits_for, undo_of
+from sinkformers.conversion.adapter import CONVERT, UNDO, Place, initial_logits, undo_of
 from sinkformers.conversion.intercept import CALLS
 from sinkformers.conversion.report import Entry, Report
-from sinkformers.conversion.settings import PARAMETER, check, check_tau, settings_of, with_tau
+from sinkformers.conversion.settings import PARAMETER, SETTINGS, check, check_tau, learns_tau, settings_of, with_tau
 from sinkformers.conversion.survey import (
     ADAPTERS,
     UNKNOWN,
     Finding,
     Select,
     adapter_of,
-    adopt,
     apply,
     check_model,
     check_select,
-    converted,
+    find_converted,
     matches,
+    select_converted,
     survey,
 )
 from sinkformers.core import checks
@@ -38,28 +38,28 @@ def to_sinkformer(
     adapter: str | None = None,
     allow_one_way_mask: bool = False,
 ) -> Model:
-    """Turn a model's bidirectional self-attention from SoftMax to Sinkhorn, in place.
+    """Convert a model's bidirectional self-attention from SoftMax to Sinkhorn, in place.
 
-    Parameters keep their identity and the state_dict its keys, so optimisers, checkpoints and wrappers go on working.
-    At `n_iters=1` the outputs are those of the original.
+    Parameters stay the same objects and the state_dict keeps its keys, so optimisers, checkpoints and wrappers keep
+    working. At `n_iters=1` the outputs are those of the original.
 
     Args:
         model: torch.nn Transformers, Hugging Face and sentence-transformers models, timm, vit-pytorch, x-transformers,
-            or anything that holds their attention.
-        n_iters: how many normalisations; 1 is SoftMax.
-        tau: from SoftMax (0) to Sinkhorn (1), or `"learned"`: each module then gets a parameter `sinkhorn_tau` with a
+            or any module that contains their attention.
+        n_iters: number of normalisations; 1 is SoftMax.
+        tau: from SoftMax (0) to Sinkhorn (1), or `"learned"`: each module then gets a parameter `sinkhorn_tau` with one
             logit per head, which starts at `tau` = ½.
-        select: which modules: a pattern of their names (`"encoder.layer.5.*"`), or a function of (name, module). A
-            second call may convert others, or change the settings of the same.
-        adapter: the name of one adapter, to ask no other. `"sdpa"` is used only when named: it intercepts every
+        select: the modules to convert: a pattern for their names (`"encoder.layer.5.*"`), or a function of
+            (name, module). A second call can convert other modules, or change the settings of the same ones.
+        adapter: the name of the only adapter to use. `"sdpa"` is used only if named: it intercepts every
             `F.scaled_dot_product_attention` inside the selected modules, or inside those whose `forward` calls it.
-        allow_one_way_mask: let the converted modules attend under masks that order the tokens, as a causal one does.
-            They are refused when met otherwise, since outputs would depend on tokens that the mask hides. What is known
-            to be causal beforehand stays SoftMax in any case.
+        allow_one_way_mask: accept masks that order the tokens, as a causal one does. Converted modules refuse them
+            otherwise, since outputs would depend on tokens that the mask hides. Attention that is known to be causal
+            stays SoftMax in any case.
 
     Returns:
-        The model. `model.sinkformer_report` says what was converted, what was not, and why. Causal attention,
-        cross-attention of decoders and pooling with one query stay SoftMax.
+        The model. `model.sinkformer_report` lists the modules that were converted, and those that were not, with the
+        reason. Causal attention, cross-attention of decoders and pooling with one query stay SoftMax.
 
     Examples:
         >>> import torch, sinkformers
@@ -73,12 +73,12 @@ def to_sinkformer(
     settings = check("to_sinkformer", n_iters, tau, allow_one_way_mask)
     check_model("to_sinkformer", model)
     check_select("to_sinkformer", select)
-    adopt(model)
+    find_converted(model)  # modules that attend by Sinkhorn already become converted ones
     findings = survey(model, adapter, select)
     chosen = [each for each in findings if each.verdict == CONVERT and matches(select, each.place)]
     if not chosen:
         raise ValueError(_nothing_to_convert(model, findings))
-    logits = logits_for("to_sinkformer", settings.tau, [each.place for each in chosen])
+    logits = initial_logits("to_sinkformer", settings.tau, [each.place for each in chosen])
     for each in chosen:
         apply(each, settings, logits[id(each.place.module)])
     model.__dict__[REPORT] = Report([_entry(each) for each in findings])
@@ -87,9 +87,9 @@ def to_sinkformer(
 
 
 def to_transformer(model: Model) -> Model:
-    """Turn every converted module of a model back to SoftMax, exactly as it was, with the weights it has now.
+    """Restore every converted module of a model to SoftMax, in place, and keep its current weights.
 
-    The parameters that `tau="learned"` added are removed. A model without converted modules is returned as it is.
+    Parameters added by `tau="learned"` are removed. A model without converted modules is returned unchanged.
 
     Examples:
         >>> import torch, sinkformers
@@ -102,8 +102,9 @@ def to_transformer(model: Model) -> Model:
         if settings_of(module) is None:
             continue
         adapter, undo = adapter_of(module), undo_of(module)
-        module._parameters.pop(PARAMETER, None)
-        for name in ("sinkhorn", UNDO):
+        if learns_tau(module):
+            delattr(module, PARAMETER)
+        for name in (SETTINGS, UNDO):
             del module.__dict__[name]
         adapter.restore(module, undo.state)
     model.__dict__.pop(REPORT, None)
@@ -112,7 +113,7 @@ def to_transformer(model: Model) -> Model:
 
 
 def set_n_iters(model: nn.Module, n_iters: int, *, select: Select = None) -> None:
-    """Set the number of iterations of the converted modules, all or those that `select` holds.
+    """Set the number of iterations of all converted modules, or of those that `select` matches.
 
     Examples:
         >>> import torch, sinkformers
@@ -122,18 +123,18 @@ def set_n_iters(model: nn.Module, n_iters: int, *, select: Select = None) -> Non
         Settings(n_iters=21, tau=1.0)
     """
     n_iters = checks.iterations("set_n_iters", n_iters)
-    for place in converted("set_n_iters", model, select):
+    for place in select_converted("set_n_iters", model, select):
         settings = settings_of(place.module)
         assert settings is not None
-        place.module.__dict__["sinkhorn"] = replace(settings, n_iters=n_iters)
+        place.module.__dict__[SETTINGS] = replace(settings, n_iters=n_iters)
     _finish(model)
 
 
 def set_tau(model: nn.Module, tau: float | str, *, select: Select = None) -> None:
-    """Set `tau` of the converted modules, all or those that `select` holds: what an annealing schedule calls each step.
+    """Set `tau` of all converted modules, or of those that `select` matches; an annealing schedule calls it each step.
 
-    A module whose `tau` is learned keeps its parameter, which goes on from the number given. `"learned"` gives the
-    parameter to those without.
+    A learned `tau` stays a parameter, and is set to the given number. `"learned"` adds the parameter where it is
+    missing.
 
     Examples:
         >>> import torch, sinkformers
@@ -143,8 +144,8 @@ def set_tau(model: nn.Module, tau: float | str, *, select: Select = None) -> Non
         tensor([0.2500, 0.2500, 0.2500, 0.2500], grad_fn=<SigmoidBackward0>)
     """
     tau = check_tau("set_tau", tau)
-    places = converted("set_tau", model, select)
-    logits = logits_for("set_tau", tau, places)
+    places = select_converted("set_tau", model, select)
+    logits = initial_logits("set_tau", tau, places)
     for name, module, _ in places:
         with_tau("set_tau", name, module, tau, logits[id(module)])
     report = model.__dict__.get(REPORT)
@@ -164,7 +165,7 @@ def _entry(finding: Finding) -> Entry:
 
 
 def _parameter(name: str, module: nn.Module) -> str | None:
-    if PARAMETER not in module._parameters:
+    if not learns_tau(module):
         return None
     return f"{name}.{PARAMETER}" if name else PARAMETER
 
@@ -179,11 +180,11 @@ def _nothing_to_convert(model: nn.Module, findings: list[Finding]) -> str:
     possible = [finding.place for finding in findings if finding.verdict == CONVERT]
     if possible:
         names = ", ".join(repr(place.name) for place in possible)
-        return f"to_sinkformer: select holds none of the modules of this {kind} that can be converted: {names}."
+        return f"to_sinkformer: select matches none of the modules of this {kind} that can be converted: {names}."
     reasons: dict[str, list[Place]] = {}
     for finding in findings:
         reasons.setdefault(finding.verdict, []).append(finding.place)
-    told = "".join(
+    listed = "".join(
         f"\n  {places[0].name or kind} [{type(places[0].module).__name__}]"
         + (f" and {len(places) - 1} more" if len(places) > 1 else "")
         + f": {verdict}"
@@ -191,8 +192,8 @@ def _nothing_to_convert(model: nn.Module, findings: list[Finding]) -> str:
     )
     message = f"to_sinkformer: this {kind} has no bidirectional self-attention that an adapter knows how to convert."
     if not reasons or UNKNOWN in reasons:
-        told += (
+        listed += (
             "\nIf a module calls F.scaled_dot_product_attention, name it: "
             'to_sinkformer(model, adapter="sdpa", select=…).'
         )
-    return message + ("" if reasons else " No attention was found at all.") + told
+    return message + ("" if reasons else " No attention was found at all.") + listed

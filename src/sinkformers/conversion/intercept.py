@@ -1,7 +1,7 @@
-"""Modules that call SoftMax attention themselves: their calls are caught inside their own `forward`, and nowhere else.
+"""Interception of the attention calls inside one module's `forward`.
 
-A converted module gets a subclass of its class, whose `forward` runs under a `TorchFunctionMode`. Nothing global is
-patched, and nothing outside that `forward` is touched.
+A converted module gets a subclass of its class, whose `forward` runs under a `TorchFunctionMode`. Nothing is patched
+globally, and calls outside that `forward` are not affected.
 """
 
 import functools
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sinkformers.conversion.adapter import Place
-from sinkformers.conversion.attend import attend, normalise, of_self_attention
+from sinkformers.conversion.attend import attend, normalise, self_attention_masks
 from sinkformers.conversion.settings import is_softmax, settings_of
 
-CALLS = "_sinkhorn_calls"  # what was met, and how often; the report's own dictionary
+CALLS = "_sinkhorn_calls"  # number of intercepted calls by kind; the report shows this dictionary
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 
 
 class Interception(TorchFunctionMode):
-    """Sends one module's SDPA, and where wanted its SoftMax over the last axis, to Sinkhorn."""
+    """Replace one module's SDPA, and its SoftMax over the last axis if `softmax`, by Sinkhorn attention."""
 
     def __init__(self, module: nn.Module, softmax: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Interception(TorchFunctionMode):
 
 
 class Intercepted(nn.Module):
-    """What a converted class has in front of its own; its instances are pickled as those of the original."""
+    """First base of a converted class; instances are pickled with the original class."""
 
     _sinkhorn_original: type[nn.Module]
     _sinkhorn_softmax: bool
@@ -46,6 +46,11 @@ class Intercepted(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with Interception(self, self._sinkhorn_softmax):
             return super().forward(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        settings = settings_of(self)
+        assert settings is not None
+        return ", ".join(part for part in (super().extra_repr(), settings.describe()) if part)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, (_, *rest), *state = super().__reduce_ex__(max(2, int(protocol)))
@@ -64,18 +69,18 @@ def _rebuild(kind: type[nn.Module], softmax: bool, *rest: Any) -> nn.Module:
     return module
 
 
-def catch_attention(place: Place) -> None:
-    """`convert` of an adapter: catch `F.scaled_dot_product_attention`."""
+def intercept_attention(place: Place) -> None:
+    """Intercept `F.scaled_dot_product_attention`; the `convert` of an adapter."""
     _swap(place.module, softmax=False)
 
 
-def catch_softmax(place: Place) -> None:
-    """`convert` of an adapter: catch SoftMax over the last axis as well, where a module writes attention out."""
+def intercept_softmax(place: Place) -> None:
+    """Intercept SoftMax over the last axis as well, for modules that compute attention themselves."""
     _swap(place.module, softmax=True)
 
 
-def release(module: nn.Module, undo: Any) -> None:
-    """`restore` of an adapter."""
+def restore(module: nn.Module, undo: Any) -> None:
+    """Undo the interception; the `restore` of an adapter."""
     kind = type(module)
     assert issubclass(kind, Intercepted)
     module.__class__ = kind._sinkhorn_original
@@ -110,7 +115,7 @@ def _attention(
     _count(module, "attention call" if n == m else "attention call with unequally many queries and keys")
     if is_causal:
         attn_mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril()
-    options.update(of_self_attention(attn_mask, query, key), dropout_p=dropout_p)
+    options.update(self_attention_masks(attn_mask, query, key), dropout_p=dropout_p)
     return attend(module, settings, query, key, value, **options)[0]
 
 
@@ -126,6 +131,6 @@ def _weights(
 
 
 def _count(module: nn.Module, call: str) -> None:
-    if not torch.compiler.is_compiling():  # a counter would be guarded on, and compiled anew at every call
+    if not torch.compiler.is_compiling():  # torch.compile would guard on the counter, and recompile at every call
         calls = module.__dict__[CALLS]
         calls[call] = calls.get(call, 0) + 1

@@ -1,4 +1,4 @@
-"""Libraries whose modules write their attention themselves, recognised without importing them; and anything by name."""
+"""The adapters for timm, vit-pytorch, x-transformers and any module that calls SDPA; none of them is imported."""
 
 import functools
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, names_used, pools
-from sinkformers.conversion.intercept import catch_attention, catch_softmax, release
+from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, names_used
+from sinkformers.conversion.intercept import intercept_attention, intercept_softmax, restore
 
 _SDPA = "scaled_dot_product_attention"
 
@@ -17,32 +17,32 @@ def _from(package: str, module: nn.Module) -> bool:
 
 
 def _timm(place: Place) -> str | None:
-    """Attention that has a fused path; what it writes out where that is off is SoftMax of the same scores."""
+    """Recognise attention that has a fused path; without it, timm applies SoftMax to the same scores."""
     if not _from("timm", place.module) or _SDPA not in names_used(type(place.module)):
         return None
     if type(place.module).__name__ == "XCA":
         return "attends over channels, not over tokens"
-    return POOLING if pools(place) else CONVERT
+    return POOLING if is_pooling(place) else CONVERT
 
 
 def _vit_pytorch(place: Place) -> str | None:
-    """Modules that hold an `nn.Softmax` for their weights, or call SDPA."""
+    """Recognise modules that have an `nn.Softmax` for their weights, or call SDPA."""
     if not _from("vit_pytorch", place.module):
         return None
     holds = any(isinstance(child, nn.Softmax) and child.dim == -1 for child in place.module.children())
     if not holds and _SDPA not in names_used(type(place.module)):
         return None
-    return POOLING if pools(place) else CONVERT
+    return POOLING if is_pooling(place) else CONVERT
 
 
 def _x_transformers(place: Place) -> str | None:
-    """`Attend`, the part of every attention layer that goes from queries, keys and values to outputs."""
+    """Recognise `Attend`, which computes outputs from queries, keys and values in every attention layer."""
     module: Any = place.module
     if not _from("x_transformers", module) or type(module).__name__ != "Attend":
         return None
     if module.causal:
         return CAUSAL
-    if any(_holds_as_cross(layers, module) for layers in place.ancestors):
+    if any(_is_cross_attention(layers, module) for layers in place.ancestors):
         return CROSS
     function = module.attn_fn
     if not (isinstance(function, functools.partial) and function.func is F.softmax and function.keywords["dim"] == -1):
@@ -52,7 +52,8 @@ def _x_transformers(place: Place) -> str | None:
     return CONVERT
 
 
-def _holds_as_cross(layers: Any, module: nn.Module) -> bool:
+def _is_cross_attention(layers: Any, module: nn.Module) -> bool:
+    """Return whether a module is part of a layer that `layers` lists as cross-attention."""
     if not hasattr(layers, "layer_types"):
         return False
     kinds = zip(layers.layers, layers.layer_types, strict=False)
@@ -63,7 +64,7 @@ def _calls_sdpa(place: Place) -> str | None:
     return CONVERT if _SDPA in names_used(type(place.module)) else None
 
 
-TIMM = Adapter("timm", _timm, catch_softmax, release)
-VIT_PYTORCH = Adapter("vit-pytorch", _vit_pytorch, catch_softmax, release)
-X_TRANSFORMERS = Adapter("x-transformers", _x_transformers, catch_softmax, release)
-SDPA = Adapter("sdpa", _calls_sdpa, catch_attention, release)
+TIMM = Adapter("timm", _timm, intercept_softmax, restore)
+VIT_PYTORCH = Adapter("vit-pytorch", _vit_pytorch, intercept_softmax, restore)
+X_TRANSFORMERS = Adapter("x-transformers", _x_transformers, intercept_softmax, restore)
+SDPA = Adapter("sdpa", _calls_sdpa, intercept_attention, restore)

@@ -1,6 +1,8 @@
-"""What a conversion did, and what it left alone and why: `model.sinkformer_report`."""
+"""The report of a conversion, `model.sinkformer_report`: what was converted, what was not, and why."""
 
 from dataclasses import dataclass, field
+
+from sinkformers.conversion.tables import html_table
 
 
 @dataclass
@@ -8,26 +10,40 @@ class Entry:
     """One attention module of the model."""
 
     name: str
-    kind: str  # its class, as its author named it
-    adapter: str | None  # who converted it; None where it stays SoftMax
+    kind: str  # the original class name
+    adapter: str | None  # the adapter that converted it; None if it stays SoftMax
     reason: str  # why it stays SoftMax
     parameter: str | None = None  # the parameter that tau="learned" added
-    calls: dict[str, int] = field(default_factory=dict)  # what the adapter for SDPA met at run time, and how often
+    calls: dict[str, int] = field(default_factory=dict)  # number of intercepted calls by kind
+
+    @property
+    def title(self) -> str:
+        return self.name or "(the model itself)"
+
+    def outcome(self) -> str:
+        """Return in words what became of the module."""
+        text = f"Sinkhorn ({self.adapter})" if self.adapter is not None else f"unchanged: {self.reason}"
+        if self.parameter is not None:
+            text += f", learns {self.parameter}"
+        if self.calls:
+            text += "; " + ", ".join(f"{count} × {call}" for call, count in self.calls.items())
+        return text
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
-    """Every attention module that was found: `converted` and `kept`, by name. Print it to read it."""
+    """Every attention module that was found: `converted` and `kept`, by name. Print it, or show it in a notebook."""
 
     entries: list[Entry] = field(default_factory=list)
 
     @property
     def converted(self) -> dict[str, Entry]:
+        """The entries of the converted modules."""
         return {entry.name: entry for entry in self.entries if entry.adapter is not None}
 
     @property
     def kept(self) -> dict[str, str]:
-        """Modules that stay as they were, with the reason."""
+        """The modules that were not converted, with the reason."""
         return {entry.name: entry.reason for entry in self.entries if entry.adapter is None}
 
     @property
@@ -36,12 +52,15 @@ class Report:
         return [entry.parameter for entry in self.entries if entry.parameter is not None]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.converted)} of {len(self.entries)} attention modules converted"]
-        for entry in self.entries:
-            what = f"Sinkhorn ({entry.adapter})" if entry.adapter is not None else f"unchanged: {entry.reason}"
-            if entry.parameter is not None:
-                what += f", learns {entry.parameter}"
-            if entry.calls:
-                what += "; " + ", ".join(f"{count} × {call}" for call, count in entry.calls.items())
-            lines.append(f"  {entry.name or '(the model itself)'} [{entry.kind}] {what}")
-        return "\n".join(lines)
+        lines = [f"  {entry.title} [{entry.kind}] {entry.outcome()}" for entry in self.entries]
+        return "\n".join([self._summary(), *lines])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        rows = [(entry.title, entry.kind, entry.outcome()) for entry in self.entries]
+        return html_table(self._summary(), ("module", "class", "result"), rows)
+
+    def _summary(self) -> str:
+        return f"{len(self.converted)} of {len(self.entries)} attention modules converted"

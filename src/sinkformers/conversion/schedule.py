@@ -1,4 +1,4 @@
-"""`anneal_tau`: from SoftMax to Sinkhorn while a model is fine-tuned."""
+"""`anneal_tau`: the schedule from SoftMax to Sinkhorn for fine-tuning."""
 
 from torch import nn
 
@@ -12,20 +12,20 @@ CALLER = "anneal_tau"
 def anneal_tau(
     model: nn.Module, step: int, n_steps: int, *, start: float = 0.0, end: float = 1.0, select: Select = None
 ) -> float:
-    """Set `tau` of a converted model for one step of training: `end` from step `n_steps` on, `start` at step 0.
+    """Set `tau` of a converted model for one step of training: linearly from `start` to `end` over `n_steps` steps.
 
-    Between them it rises linearly. A pretrained model converted at `tau=0` is the original, so fine-tuning sets out
-    from what was learned and arrives at a Sinkformer. The value depends on the step alone, so training can be resumed.
+    At `tau=0` a converted model computes what the pretrained one does, so fine-tuning starts from the pretrained model
+    and ends with a Sinkformer. The value depends on the step only, so training can be resumed.
 
     Args:
-        model: converted by `to_sinkformer`.
-        step: how many steps were taken, from 0 on.
-        n_steps: how many steps it takes from `start` to `end`; with 0 every step, the first included, has `end`.
-        start, end: of `tau`, from 0 (SoftMax) to 1 (Sinkhorn).
-        select: which modules, as in `to_sinkformer`.
+        model: a model converted by `to_sinkformer`.
+        step: number of steps taken before this one; 0 gives `start`, `n_steps` and more give `end`.
+        n_steps: number of steps from `start` to `end`; with 0, every step has `end`.
+        start, end: values of `tau`, from 0 (SoftMax) to 1 (Sinkhorn).
+        select: the modules to change, as in `to_sinkformer`.
 
     Returns:
-        The value set.
+        The value of `tau` that was set.
 
     Examples:
         >>> import torch, sinkformers

@@ -1,4 +1,4 @@
-"""What a converted module is told: how many iterations, and how far from SoftMax towards Sinkhorn."""
+"""The settings of a converted module: the number of iterations, and `tau`, from SoftMax (0) to Sinkhorn (1)."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -8,28 +8,35 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.core import checks
+from sinkformers.modules.representation import describe
 
 LEARNED = "learned"
-PARAMETER = "sinkhorn_tau"  # the one parameter that tau="learned" adds to a module: a logit per head
+SETTINGS = "sinkhorn"  # the attribute of a converted module that holds its settings
+PARAMETER = "sinkhorn_tau"  # the parameter that tau="learned" adds to a module: one logit per head
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Kept by every converted module as its plain attribute `sinkhorn`; pickled, copied and guarded on as such."""
+    """The settings of one converted module, kept as its plain attribute `sinkhorn`."""
 
     n_iters: int = 3
     tau: float | str = 1.0
     allow_one_way_mask: bool = field(default=False, repr=False)
 
+    def describe(self) -> str:
+        """Return the settings as the `extra_repr` of a converted module shows them."""
+        return describe(n_iters=self.n_iters, tau=self.tau, allow_one_way_mask=self.allow_one_way_mask)
+
 
 def check(caller: str, n_iters: Any, tau: Any, allow_one_way_mask: Any = False) -> Settings:
-    """Settings from what a user passed, or what a configuration file holds."""
+    """Return validated settings from a user's arguments or from a configuration file."""
     if not isinstance(allow_one_way_mask, bool):
         raise TypeError(f"{caller}: allow_one_way_mask must be True or False; got {allow_one_way_mask!r}.")
     return Settings(checks.iterations(caller, n_iters), check_tau(caller, tau), allow_one_way_mask)
 
 
 def check_tau(caller: str, tau: Any) -> float | str:
+    """Return `tau` as a float, or `"learned"`."""
     if isinstance(tau, str) and tau == LEARNED:
         return LEARNED
     if isinstance(tau, Tensor | str):
@@ -44,20 +51,25 @@ def check_tau(caller: str, tau: Any) -> float | str:
 
 
 def settings_of(module: nn.Module) -> Settings | None:
-    """The settings of a converted module; None for any other."""
-    settings = module.__dict__.get("sinkhorn")
+    """Return the settings of a converted module, or None for any other module."""
+    settings = module.__dict__.get(SETTINGS)
     return settings if isinstance(settings, Settings) else None
 
 
-def relaxation(module: nn.Module, settings: Settings) -> float | Tensor:
-    """`tau` as attention takes it; learned ones are sigmoids of the logits, one a head."""
+def tau_of(module: nn.Module, settings: Settings) -> float | Tensor:
+    """Return `tau` as attention takes it; a learned one is the sigmoid of the logits, one value per head."""
     if isinstance(settings.tau, str):
         return module.get_parameter(PARAMETER).sigmoid()
     return settings.tau
 
 
-class UnderSettings(nn.Module):
-    """A module of ours that was converted: `n_iters` and `tau` are those of its settings."""
+def learns_tau(module: nn.Module) -> bool:
+    """Return whether a module has the parameter that `tau="learned"` adds."""
+    return any(name == PARAMETER for name, _ in module.named_parameters(recurse=False))
+
+
+class ReadsSettings(nn.Module):
+    """A converted module of ours: its `n_iters`, `tau` and `allow_one_way_mask` are those of its settings."""
 
     sinkhorn: Settings
 
@@ -67,30 +79,34 @@ class UnderSettings(nn.Module):
 
     @property
     def tau(self) -> float | Tensor:
-        return relaxation(self, self.sinkhorn)
+        return tau_of(self, self.sinkhorn)
 
     @property
     def allow_one_way_mask(self) -> bool:
         return self.sinkhorn.allow_one_way_mask
 
+    def _settings(self) -> dict[str, Any]:
+        return {"n_iters": self.sinkhorn.n_iters, "tau": self.sinkhorn.tau}
+
 
 def is_softmax(settings: Settings) -> bool:
+    """Return whether attention with these settings is SoftMax."""
     return settings.n_iters == 1 or settings.tau == 0
 
 
 def assign(module: nn.Module, settings: Settings, logits: Tensor | None) -> None:
-    """Give a module its settings, with the parameter that they need and without one that they do not."""
-    learns = PARAMETER in module._parameters
+    """Store the settings of a module, and add or remove the parameter of a learned `tau` to match them."""
+    learns = learns_tau(module)
     if settings.tau == LEARNED and not learns:
         assert logits is not None
         module.register_parameter(PARAMETER, nn.Parameter(logits))
     elif settings.tau != LEARNED and learns:
-        del module._parameters[PARAMETER]
-    module.__dict__["sinkhorn"] = settings
+        delattr(module, PARAMETER)
+    module.__dict__[SETTINGS] = settings
 
 
 def with_tau(caller: str, name: str, module: nn.Module, tau: float | str, logits: Tensor | None) -> None:
-    """A new `tau` for a converted module. One that is learned stays so, and goes on from the number given."""
+    """Change `tau` of a converted module. A learned `tau` stays learned, and its logits are set to the given number."""
     settings = settings_of(module)
     assert settings is not None
     if settings.tau != LEARNED or not isinstance(tau, float):

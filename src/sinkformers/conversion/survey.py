@@ -1,4 +1,4 @@
-"""Every attention module of a model, with the adapter that knows it and the verdict; and how users pick from them."""
+"""The survey of a model: its attention modules, their adapters, whether to convert them; and selection by users."""
 
 import fnmatch
 import re
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
 from sinkformers.conversion.hugging_face import HUGGING_FACE, NAME
 from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
-from sinkformers.conversion.native import NATIVE
+from sinkformers.conversion.own_models import OWN_MODELS
 from sinkformers.conversion.settings import Settings, assign, settings_of
 from sinkformers.conversion.torch_nn import TORCH
 
-# Asked in this order; the first that knows a module has it.
-TABLE = (NATIVE, TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA)
+# The first adapter that recognises a module is used.
+TABLE = (OWN_MODELS, TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA)
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in TABLE}
 ON_REQUEST = (SDPA.name,)
 
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 
 def check_model(caller: str, model: Any) -> None:
-    """A module in Python; what is easily taken for one has its own advice."""
+    """Raise if the model is not a module in Python, with advice for common mistakes."""
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"{caller}: model must be a module in Python; got one compiled by torch.jit ({model.original_name}), whose "
@@ -52,12 +52,12 @@ def check_model(caller: str, model: Any) -> None:
 
 
 def adapter_of(module: nn.Module) -> Adapter:
-    """Who converted a module."""
+    """Return the adapter that converted a module."""
     return ADAPTERS[undo_of(module).adapter]
 
 
 def survey(model: nn.Module, adapter: str | None, select: Select) -> list[Finding]:
-    """All attention modules, outermost first. Inside one that is known, nothing more is looked for."""
+    """Return all attention modules, outermost first. Modules inside a recognised one are not searched."""
     if adapter is not None and adapter not in ADAPTERS:
         raise ValueError(
             f"to_sinkformer: adapter must be None or one of {', '.join(map(repr, ADAPTERS))}; got {adapter!r}."
@@ -65,13 +65,13 @@ def survey(model: nn.Module, adapter: str | None, select: Select) -> list[Findin
     rows = [ADAPTERS[adapter]] if adapter else [row for row in ADAPTERS.values() if row.name not in ON_REQUEST]
     picked = adapter in ON_REQUEST and select is not None
     findings: list[Finding] = []
-    _look(Place("", model, ()), rows, select if picked else None, findings, set())
+    _search(Place("", model, ()), rows, select if picked else None, findings, set())
     return findings
 
 
-def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Finding], seen: set[int]) -> bool:
-    """Add what stands at a place or below it; tell whether anything did."""
-    name, module, ancestors = place
+def _search(place: Place, rows: list[Adapter], picked: Select, findings: list[Finding], seen: set[int]) -> bool:
+    """Append the findings at a place and below it; return whether there were any."""
+    module = place.module
     if id(module) in seen:
         return False
     seen.add(id(module))
@@ -91,10 +91,7 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
         if verdict is not None:
             findings.append(Finding(place, row, verdict))
             return True
-    below = [
-        _look(Place(f"{name}.{child}" if name else child, part, (*ancestors, module)), rows, picked, findings, seen)
-        for child, part in module.named_children()
-    ]
+    below = [_search(place.child(*each), rows, picked, findings, seen) for each in module.named_children()]
     if any(below):
         return True
     if _ATTENTION.search(type(module).__name__):
@@ -104,7 +101,7 @@ def _look(place: Place, rows: list[Adapter], picked: Select, findings: list[Find
 
 
 def matches(select: Select, place: Place) -> bool:
-    """Whether the user's choice holds a module; without a choice, all are held."""
+    """Return whether the user's `select` matches a module; None matches all."""
     if select is None:
         return True
     if isinstance(select, str):
@@ -121,7 +118,7 @@ def check_select(caller: str, select: object) -> None:
 
 
 def apply(finding: Finding, settings: Settings, logits: Tensor | None) -> None:
-    """Convert one module, or give new settings to one that is converted."""
+    """Convert one module, or change the settings of one that is converted."""
     place, row, _ = finding
     assert row is not None
     assign(place.module, settings, logits)
@@ -129,8 +126,8 @@ def apply(finding: Finding, settings: Settings, logits: Tensor | None) -> None:
         place.module.__dict__[UNDO] = Undo(row.name, type(place.module).__name__, row.convert(place))
 
 
-def adopt(model: nn.Module) -> list[Place]:
-    """All converted modules, those included that attend by Sinkhorn although nobody converted them: now they are."""
+def find_converted(model: nn.Module) -> list[Place]:
+    """Return all converted modules; modules that attend by Sinkhorn without conversion are converted first."""
     findings = survey(model, None, None)
     for finding in findings:
         module, row = finding.place.module, finding.adapter
@@ -141,11 +138,11 @@ def adopt(model: nn.Module) -> list[Place]:
     return [finding.place for finding in findings if settings_of(finding.place.module) is not None]
 
 
-def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
-    """The converted modules that the user's choice holds; refuses to find none."""
+def select_converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
+    """Return the converted modules that `select` matches; raise if there are none."""
     check_model(caller, model)
     check_select(caller, select)
-    places = adopt(model)
+    places = find_converted(model)
     if not places:
         kind, config = type(model).__name__, getattr(model, "config", None)
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -154,8 +151,8 @@ def converted(caller: str, model: nn.Module, select: Select) -> list[Place]:
                 "Sinkhorn: it runs SoftMax. to_sinkformer(model) converts it, or says of every module why not."
             )
         raise ValueError(f"{caller}: nothing in this {kind} is converted. Call to_sinkformer first.")
-    held = [place for place in places if matches(select, place)]
-    if not held:
+    selected = [place for place in places if matches(select, place)]
+    if not selected:
         names = ", ".join(repr(place.name) for place in places)
-        raise ValueError(f"{caller}: select={select!r} holds none of the converted modules: {names}.")
-    return held
+        raise ValueError(f"{caller}: select={select!r} matches none of the converted modules: {names}.")
+    return selected

@@ -1,4 +1,4 @@
-"""`watch_attention`: what a converted model's attention does, layer by layer and head by head."""
+"""`watch_attention`: statistics of a converted model's attention, by layer and head."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,83 +9,94 @@ from torch import Tensor, nn
 
 from sinkformers.attention.masks import Masks, combine
 from sinkformers.conversion.attend import WATCHER
-from sinkformers.conversion.survey import Select, converted
+from sinkformers.conversion.survey import Select, select_converted
+from sinkformers.conversion.tables import html_table, text_table
 from sinkformers.core import marginal_error
 
+HEADER = ("module", "largest column sum", "smallest column sum", "mean row entropy", "row error", "column error")
 
-@dataclass
-class Seen:
-    """One call of one attention module: weights (batch, heads, n, m) before dropout, reduced to vectors."""
 
-    column_sums: Tensor  # (batch, heads, m): what each key collects; zero where it does not take part
+@dataclass(repr=False)
+class Call:
+    """The weights (batch, heads, n, m) of one call of an attention module, before dropout, reduced to vectors."""
+
+    column_sums: Tensor  # (batch, heads, m): zero at masked keys
     row_entropy: Tensor  # (batch, heads, n), in nats
     row_error: Tensor  # (batch, heads): largest distance of a row sum from 1
-    column_error: Tensor  # (batch, heads): largest distance of a column sum from (rows)/(columns)
-    rows: Tensor  # (batch, heads, n) boolean: which queries take part
-    columns: Tensor  # (batch, heads, m)
-    weights: Tensor | None = None  # (batch, heads, n, m), where they are kept
+    column_error: Tensor  # (batch, heads): largest distance of a column sum from (valid rows) / (valid columns)
+    rows: Tensor  # (batch, heads, n), boolean: the valid queries
+    columns: Tensor  # (batch, heads, m), boolean: the valid keys
+    weights: Tensor | None = None  # (batch, heads, n, m) with `keep_weights`
+
+    def __repr__(self) -> str:
+        shape = (*self.rows.shape, self.columns.shape[-1])
+        largest, smallest, entropy, row_error, column_error = _statistics([self])
+        return (
+            f"Call(weights {shape}: column sums {smallest} to {largest}, mean row entropy {entropy}, "
+            f"row error {row_error}, column error {column_error})"
+        )
 
 
-@dataclass
-class Layer:
-    """The calls of one module, in order. It is what the module tells while it is watched."""
+@dataclass(repr=False)
+class WatchedModule:
+    """The calls of one module while it is watched, in order."""
 
     keep_weights: bool = False
-    calls: list[Seen] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
-    def see(self, weights: Tensor, attn_mask: Tensor | None, queries: Tensor | None, keys: Tensor | None) -> None:
+    def record(self, weights: Tensor, attn_mask: Tensor | None, queries: Tensor | None, keys: Tensor | None) -> None:
+        """Append a call with these weights and masks."""
         weights = weights.float() if weights.dtype in (torch.float16, torch.bfloat16) else weights
-        part = _taking_part(weights, attn_mask, queries, keys)
-        row_error, column_error = marginal_error(weights, part)
+        valid = _valid_entries(weights, attn_mask, queries, keys)
+        row_error, column_error = marginal_error(weights, valid)
         self.calls.append(
-            Seen(
+            Call(
                 weights.sum(-2),
                 torch.special.entr(weights).sum(-1),
                 row_error,
                 column_error,
-                part.any(-1),
-                part.any(-2),
+                valid.any(-1),
+                valid.any(-2),
                 weights if self.keep_weights else None,
             )
         )
 
+    def __repr__(self) -> str:
+        return f"WatchedModule(calls={self.calls})"
 
-class Watch(dict[str, Layer]):
-    """What was seen, by name of the module: `watch[name].calls`. Print it for a table."""
 
-    def __missing__(self, name: object) -> Layer:
+class Watch(dict[str, WatchedModule]):
+    """The watched modules by name: `watch[name].calls`. Print it, or show it in a notebook, for a table."""
+
+    def __missing__(self, name: object) -> WatchedModule:
         names = ", ".join(map(repr, self))
         raise KeyError(f"watch_attention: no watched module is called {name!r}; there are {names}")
 
-    def __str__(self) -> str:
-        lines = ["largest column sum, smallest, mean row entropy, row error, column error (over all calls and heads)"]
-        for name, layer in self.items():
-            if not layer.calls:
-                lines.append(f"  {name}: not called")
-                continue
-            sums = torch.cat([seen.column_sums[seen.columns] for seen in layer.calls])
-            entropy = torch.cat([seen.row_entropy[seen.rows] for seen in layer.calls])
-            rows, columns = (
-                max(getattr(seen, side).max().item() for seen in layer.calls) for side in ("row_error", "column_error")
-            )
-            lines.append(
-                f"  {name}: {sums.max():.3g}, {sums.min():.3g}, {entropy.mean():.3g}, {rows:.1e}, {columns:.1e}"
-            )
-        return "\n".join(lines)
+    def __repr__(self) -> str:
+        return text_table(HEADER, self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("attention over all calls and heads", HEADER, self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (name or "(the model itself)", *(_statistics(module.calls) if module.calls else ["not called"] + [""] * 4))
+            for name, module in self.items()
+        ]
 
 
 @contextmanager
 def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bool = False) -> Iterator[Watch]:
-    """Watch the converted modules of a model while a block runs: column sums, row entropies and marginal errors.
+    """Watch the converted modules of a model inside a `with` block: column sums, row entropies and marginal errors.
 
-    Every call computes its weights a second time, without a gradient; outputs do not change. To see a plain
-    Transformer, convert it with `n_iters=1`. With `keep_weights` the weights themselves are kept too, in memory n × m a
-    head.
+    Every call computes its weights a second time, without a gradient; outputs do not change. To watch a plain
+    Transformer, convert it with `n_iters=1`. With `keep_weights` the weights are kept too, n × m numbers per head.
 
     Yields:
-        A dictionary from the names of modules to what was seen: `watch[name].calls` is a list with an entry a call,
-        which has `column_sums` (batch, heads, m), `row_entropy` (batch, heads, n), `row_error` and `column_error`
-        (batch, heads), `rows` and `columns`, boolean, for who took part, and `weights` (batch, heads, n, m) or None.
+        A dictionary by module name. `watch[name].calls` is a list with one entry per call, which has `column_sums`
+        (batch, heads, m), `row_entropy` (batch, heads, n), `row_error` and `column_error` (batch, heads), boolean
+        `rows` (batch, heads, n) and `columns` (batch, heads, m), True at valid queries and keys, and `weights`
+        (batch, heads, n, m) or None.
 
     Examples:
         >>> import torch, sinkformers
@@ -96,8 +107,8 @@ def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bo
         >>> watch[""].calls[0].column_sums.shape
         torch.Size([2, 4, 9])
     """
-    places = converted("watch_attention", model, select)
-    watch = Watch({place.name: Layer(keep_weights) for place in places})
+    places = select_converted("watch_attention", model, select)
+    watch = Watch({place.name: WatchedModule(keep_weights) for place in places})
     for place in places:
         place.module.__dict__[WATCHER] = watch[place.name]
     try:
@@ -107,8 +118,18 @@ def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bo
             place.module.__dict__.pop(WATCHER, None)
 
 
-def _taking_part(weights: Tensor, attn_mask: Tensor | None, queries: Tensor | None, keys: Tensor | None) -> Tensor:
-    """Which entries take part, (batch, heads, n, m)."""
+def _statistics(calls: list[Call]) -> list[str]:
+    """Return the statistics of `HEADER` over all calls and heads, as texts."""
+    sums = torch.cat([call.column_sums[call.columns] for call in calls])
+    entropy = torch.cat([call.row_entropy[call.rows] for call in calls])
+    if not sums.numel():
+        return ["all masked"] + [""] * 4
+    errors = (max(getattr(call, side).max().item() for call in calls) for side in ("row_error", "column_error"))
+    return [f"{sums.max():.3g}", f"{sums.min():.3g}", f"{entropy.mean():.3g}", *(f"{error:.1e}" for error in errors)]
+
+
+def _valid_entries(weights: Tensor, attn_mask: Tensor | None, queries: Tensor | None, keys: Tensor | None) -> Tensor:
+    """Return which entries of the weights are valid, (batch, heads, n, m)."""
     is_bias = attn_mask is not None and attn_mask.is_floating_point()
     queries, keys = (
         side[:, None] if side is not None and side.dim() == 2 and weights.dim() == 4 else side

@@ -1,4 +1,4 @@
-"""The theory in numbers: attention as maps of measures, their energies, flows, limits and closed forms."""
+"""The paper's theory: attention as maps of measures, their energies, flows, limits and closed forms."""
 
 from sinkformers.flows.densities import Bump, Density, Gaussian
 from sinkformers.flows.diffusion import DensityPath, Grid, heat, score_flow

@@ -1,14 +1,14 @@
-"""Bad input is refused where it enters: the argument, what it should be, what came, and what to do about it."""
+"""Validation of arguments: messages name the argument, what was expected, what was given, and a remedy."""
 
 import torch
 from torch import Tensor
 
-# Matrices that were made symmetric or singular by rounding alone are taken as such.
+# Matrices that are symmetric or singular up to this many roundings count as such.
 ROUNDING = 1e3
 
 
 def slack(matrix: Tensor) -> float:
-    """What rounding may leave of an entry that should be zero."""
+    """Return how large rounding can make an entry that should be zero."""
     return ROUNDING * torch.finfo(matrix.dtype).eps * max(matrix.abs().max().item(), torch.finfo(matrix.dtype).tiny)
 
 
@@ -18,7 +18,7 @@ def _with_values(caller: str, name: str, value: Tensor) -> None:
 
 
 def points(caller: str, name: str, value: Tensor) -> None:
-    """Positions (n, d): finite, n ≥ 1, float32 or float64."""
+    """Raise unless the points are (n, d), n ≥ 1, finite, in float32 or float64."""
     _with_values(caller, name, value)
     if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float64):
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -29,15 +29,15 @@ def points(caller: str, name: str, value: Tensor) -> None:
     if lost.any():
         which = int(lost.nonzero()[0])
         raise ValueError(
-            f"{caller}: {name} must be finite, but particle {which} stands at {value[which].tolist()} "
+            f"{caller}: {name} must be finite, but particle {which} is at {value[which].tolist()} "
             f"({int(lost.sum())} of {len(lost)} are not finite)."
         )
 
 
 def weights(caller: str, value: Tensor, n: int) -> None:
-    """Masses (n,): non-negative, sum 1."""
+    """Raise unless the weights are (n,), non-negative, with sum 1."""
     if value.shape != (n,):
-        raise ValueError(f"{caller}: weights must have shape ({n},), one a particle; got {tuple(value.shape)}.")
+        raise ValueError(f"{caller}: weights must have shape ({n},), one per particle; got {tuple(value.shape)}.")
     if not (value >= 0).all():
         raise ValueError(f"{caller}: weights must be non-negative; the smallest is {value.min().item():.6g}.")
     total = value.double().sum().item()
@@ -46,18 +46,19 @@ def weights(caller: str, value: Tensor, n: int) -> None:
 
 
 def matrix(caller: str, name: str, value: Tensor, shape: tuple[int | None, int | None]) -> None:
-    """A finite matrix; None in `shape` leaves that axis open."""
+    """Raise unless `value` is a finite matrix of this shape; None in `shape` allows any size."""
     _with_values(caller, name, value)
     fits = isinstance(value, Tensor) and value.dim() == 2
     if not fits or any(want not in (None, have) for have, want in zip(value.shape, shape, strict=True)):
-        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        expected = ", ".join("any" if want is None else str(want) for want in shape)
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{caller}: {name} must be a matrix of shape ({wanted}); got {got}.")
+        raise ValueError(f"{caller}: {name} must be a matrix of shape ({expected}); got {got}.")
     if not value.isfinite().all():
-        raise ValueError(f"{caller}: {name} must be finite; it holds {int((~value.isfinite()).sum())} other entries.")
+        raise ValueError(f"{caller}: {name} must be finite; it has {int((~value.isfinite()).sum())} other entries.")
 
 
 def symmetric(caller: str, name: str, value: Tensor) -> None:
+    """Raise unless the matrix is symmetric up to rounding."""
     gap = (value - value.mT).abs().max().item()
     if gap > slack(value):
         raise ValueError(
@@ -67,7 +68,7 @@ def symmetric(caller: str, name: str, value: Tensor) -> None:
 
 
 def positive_definite(caller: str, name: str, value: Tensor) -> None:
-    """Symmetric, with eigenvalues above rounding."""
+    """Raise unless the matrix is symmetric with eigenvalues above rounding."""
     symmetric(caller, name, value)
     lowest = torch.linalg.eigvalsh(value)[0].item()
     if lowest <= slack(value):
@@ -78,7 +79,7 @@ def positive_definite(caller: str, name: str, value: Tensor) -> None:
 
 
 def invertible(caller: str, name: str, value: Tensor) -> None:
-    """Square, with singular values above rounding."""
+    """Raise unless the matrix is square with singular values above rounding."""
     if value.shape[0] != value.shape[1]:
         raise ValueError(f"{caller}: {name} must be square and invertible; got shape {tuple(value.shape)}.")
     lowest = torch.linalg.svdvals(value)[-1].item()

@@ -1,4 +1,4 @@
-"""Densities that are known in full: their score ∇ρ/ρ, samples, and weighted particles on a grid."""
+"""Densities in closed form: their score ∇ρ/ρ, samples, and weighted particles on a grid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sinkformers.flows.measure import Measure
 
 
 class Density(Protocol):
-    """What the limits need of a density on R^d; points are (n, d)."""
+    """The methods of a density on R^d that the limits use; points are (n, d)."""
 
     def log(self, points: Tensor) -> Tensor:
         """`log ρ` (n,)"""
@@ -66,7 +66,7 @@ class Gaussian:
         return Measure.uniform(self.mean + noise @ torch.linalg.cholesky(self.covariance).mT)
 
     def quadrature(self, per_axis: int, *, reach: float = 7.0) -> Measure:
-        """Midpoints of a grid that spans `reach` standard deviations to either side along the principal axes."""
+        """Return the midpoints of a grid over ±`reach` standard deviations along the principal axes, with weights."""
         values, vectors = torch.linalg.eigh(self.covariance)
         unit = midpoints(per_axis, self.dim, dtype=self.mean.dtype) * reach
         return _weighted(self, self.mean + unit * values.sqrt() @ vectors.mT)
@@ -92,26 +92,26 @@ class Bump:
 
     def log(self, points: Tensor) -> Tensor:
         k = self.power
-        total = math.lgamma(2 * k + 2) - 2 * math.lgamma(k + 1) - (2 * k + 1) * math.log(2)  # of one axis
+        total = math.lgamma(2 * k + 2) - 2 * math.lgamma(k + 1) - (2 * k + 1) * math.log(2)  # for one axis
         inside = (1 - points.square()).clamp_min(0)
         return (k * inside.log() + total).sum(-1)
 
     def score(self, points: Tensor) -> Tensor:
-        """Inside the support."""
+        """`∇ρ/ρ` (n, d) at points inside the support."""
         return -2 * self.power * points / (1 - points.square())
 
     def sample(self, n: int, generator: torch.Generator) -> Measure:
-        """The median of 2·power + 1 uniform numbers has this very density."""
+        """Draw n points, as medians of 2·power + 1 uniform numbers, which have this density."""
         draws = torch.rand(n, self.dim, 2 * self.power + 1, generator=generator, dtype=torch.float64)
         return Measure.uniform(2 * draws.median(-1).values - 1)
 
     def quadrature(self, per_axis: int) -> Measure:
-        """Midpoints of a grid over the support."""
+        """Return the midpoints of a grid over the support, with weights."""
         return _weighted(self, midpoints(per_axis, self.dim))
 
 
 def midpoints(per_axis: int, dim: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The centres (per_axis^dim, dim) of equal cells of [−1, 1]^dim, the last axis running fastest."""
+    """Return the centres (per_axis^dim, dim) of equal cells of [−1, 1]^dim; the last axis varies fastest."""
     if per_axis < 1:
         raise ValueError(f"midpoints: per_axis must be a whole number ≥ 1; got {per_axis!r}.")
     axis = (2 * torch.arange(per_axis, dtype=dtype) + 1) / per_axis - 1

@@ -1,7 +1,7 @@
 """Reference solutions of the limits' equations on a grid, in one or two dimensions.
 
-Finite volumes, no flux through the edge: what leaves a cell enters its neighbour. Mass is kept to rounding, and that is
-asserted.
+The method is finite volumes without flux through the boundary: what leaves a cell enters its neighbour. So mass is
+conserved up to rounding, which is asserted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMOOTHING = 4  # passes; their width is 1.4 cells
 
 @dataclass(frozen=True)
 class Grid:
-    """`cells` equal cells along each of `dim` axes of [−reach, reach]^dim; densities are (cells,) * dim."""
+    """`cells` equal cells along each of the `dim` axes of [−reach, reach]^dim; densities have shape (cells,) * dim."""
 
     reach: float
     cells: int
@@ -44,13 +44,13 @@ class Grid:
         return midpoints(self.cells, self.dim) * self.reach
 
     def faces(self, axis: int) -> Tensor:
-        """The centres (n, dim) of the faces between cells along `axis`, those of the edge left out."""
+        """Return the centres (n, dim) of the inner faces between cells along `axis`."""
         axes = [midpoints(self.cells, 1)[:, 0] * self.reach for _ in range(self.dim)]
         axes[axis] = axes[axis][:-1] + self.width / 2
         return torch.cartesian_prod(*axes).reshape(-1, self.dim)
 
     def density(self, density: Density) -> Tensor:
-        """The values at the cells' centres, scaled to mass 1."""
+        """Return the values of a density at the centres of the cells, scaled to mass 1."""
         values = density.log(self.centres()).exp().reshape((self.cells,) * self.dim)
         return values / self.mass(values)
 
@@ -67,9 +67,9 @@ class DensityPath(NamedTuple):
 
 
 def heat(grid: Grid, density: Tensor, times: Sequence[float], *, coefficient: float) -> DensityPath:
-    """`∂_t ρ = c Δρ`: second order in space, exact in time.
+    """Solve `∂_t ρ = c Δρ`, to second order in space and exactly in time.
 
-    The cosines without a flux through the edge are the eigenvectors of the finite-volume Laplacian.
+    The eigenvectors of the finite-volume Laplacian are cosines without flux through the boundary.
 
     Examples:
         >>> from sinkformers.flows import Bump, Grid, heat
@@ -88,20 +88,20 @@ def heat(grid: Grid, density: Tensor, times: Sequence[float], *, coefficient: fl
     modes = _along_axes(density, cosines)
     rate = decay if grid.dim == 1 else decay[:, None] + decay
     densities = [_along_axes(modes * torch.exp(rate * (t - times[0])), cosines.mT) for t in times]
-    return _kept(grid, times, torch.stack(densities))
+    return _checked_path(grid, times, torch.stack(densities))
 
 
 def score_flow(
     grid: Grid, density: Tensor, times: Sequence[float], *, velocity: ScoreVelocity, rtol: float = 1e-6
 ) -> DensityPath:
-    """`∂_t ρ + div(ρ D (∇ρ/ρ)(B·)) = 0`: the equation of Theorem 1 for any W_V, and that of Proposition 4.
+    """Solve `∂_t ρ + div(ρ D (∇ρ/ρ)(B·)) = 0`, the equation of Theorem 1 for any W_V, and of Proposition 4.
 
-    Second order in space for smooth densities; in time Bogacki and Shampine's pair, whose control keeps steps stable.
-    Where Bx leaves the grid the score of the nearest face inside stands in. The density must be positive on all cells:
-    the score of nothing is not defined.
+    Second order in space for smooth densities; in time Bogacki and Shampine's pair, whose step control keeps it stable.
+    If Bx is outside the grid, the score of the nearest inner face is used. The density must be positive on all cells,
+    since the score is undefined elsewhere.
 
-    Where B is not 1 the equation damps no wave: one of frequency ξ acts on that of frequency Bᵀξ. Ripples of a cell's
-    size would grow, so slopes are smoothed over a few cells there; fine grids over long times still end in ripples.
+    If B is not 1 the equation damps no wave: one of frequency ξ acts on that of frequency Bᵀξ. Oscillations from cell
+    to cell would grow, so slopes are smoothed over a few cells. On fine grids, oscillations still grow over long times.
     """
     _check_density(grid, density)
     if not (density > 0).all():
@@ -127,7 +127,7 @@ def score_flow(
 
     atol = rtol * density.max().item()
     path = integrate(rates, density, times, method=BOGACKI_SHAMPINE, rtol=rtol, atol=atol)
-    return _kept(grid, times, path.states)
+    return _checked_path(grid, times, path.states)
 
 
 def _along_axes(values: Tensor, matrix: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def _along_axes(values: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _smoothed(values: Tensor, passes: int) -> Tensor:
-    """Each value averaged with its neighbours, ¼ ½ ¼, along every axis; straight lines stay as they are."""
+    """Average each value with its neighbours, ¼ ½ ¼, along every axis; linear functions do not change."""
     for axis in [*range(values.dim())] * passes:
         first, last = values.narrow(axis, 0, 2), values.narrow(axis, values.shape[axis] - 2, 2)
         before, after = first.narrow(axis, 0, 1) - first.diff(dim=axis), last.narrow(axis, 1, 1) + last.diff(dim=axis)
@@ -148,7 +148,7 @@ def _smoothed(values: Tensor, passes: int) -> Tensor:
 
 
 def _interpolate(grid: Grid, values: Tensor, axis: int, points: Tensor) -> Tensor:
-    """Multilinear at points (n, dim), of values at the faces of `axis` and at the centres along the other."""
+    """Interpolate multilinearly at points (n, dim) from values at the faces of `axis` and the centres of the other."""
     first = torch.full((grid.dim,), 0.5, dtype=points.dtype)
     first[axis] = 1.0
     last = torch.tensor(values.shape) - 1
@@ -170,7 +170,8 @@ def _check_density(grid: Grid, density: Tensor) -> None:
         raise ValueError(f"density must have mass 1 on its grid; got {grid.mass(density):.6g}. Grid.density makes one.")
 
 
-def _kept(grid: Grid, times: Sequence[float], densities: Tensor) -> DensityPath:
+def _checked_path(grid: Grid, times: Sequence[float], densities: Tensor) -> DensityPath:
+    """Return the path, after asserting that mass is conserved."""
     lost = (densities.flatten(1).sum(1) - densities[0].sum()).abs().max().item() * grid.width**grid.dim
     assert lost <= 1e-9, f"finite volumes lost mass {lost:.3g}"
     return DensityPath(grid, tuple(float(t) for t in times), densities)

@@ -1,7 +1,7 @@
 """The energies F⁰ and F^∞ whose Wasserstein gradient flows T⁰ and T^∞ are, where `W_QᵀW_K = −W_V` is symmetric.
 
-Both have gradients in the particles: `∂F/∂x_i = −w_i T(x_i)`. That of F^∞ costs nothing beside the potentials: F^∞ is
-−½ times a maximum over potentials, and the gradient of a maximum is that of what is maximised, the potentials held.
+Both have gradients in the particles: `∂F/∂x_i = −w_i T(x_i)`. The gradient of F^∞ needs the potentials only: F^∞ is −½
+times a maximum over potentials, so its gradient is that of the objective at fixed potentials (envelope theorem).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sinkformers.flows.projections import Cost, Projections, Scores
 
 
 def energy_zero(measure: Measure, projections: Projections, *, eps: float = 1.0, cost: Cost = "dot") -> Tensor:
-    """`F⁰(μ) = ½ ∫ exp(c/ε) d(μ⊗μ)`, a scalar with a gradient in the particles.
+    """Return `F⁰(μ) = ½ ∫ exp(c/ε) d(μ⊗μ)`, a scalar with a gradient in the particles.
 
     Examples:
         >>> import torch
@@ -33,7 +33,7 @@ def energy_zero(measure: Measure, projections: Projections, *, eps: float = 1.0,
         / 2
     )
     if not energy.detach().isfinite():
-        raise OverflowError("energy_zero: exp(scores) overflows; bring the particles nearer to 0 or raise eps.")
+        raise OverflowError("energy_zero: exp(scores) overflows; move the particles closer to 0 or increase eps.")
     return energy
 
 
@@ -46,9 +46,9 @@ def energy_infinity(
     tol: float = 1e-11,
     max_iters: int = 1001,
 ) -> Tensor:
-    """`F^∞(μ) = −½ ∫ k^∞ log(k^∞/k⁰) d(μ⊗μ)`, a scalar with a gradient in the particles.
+    """Return `F^∞(μ) = −½ ∫ k^∞ log(k^∞/k⁰) d(μ⊗μ)`, a scalar with a gradient in the particles.
 
-    With cost "l2" and `W_Q = W_K` it falls along the *recentred* map T̄^∞ as it does with "dot" along T^∞: the two
+    With cost "l2" and `W_Q = W_K` it decreases along the *recentred* map T̄^∞ as it does with "dot" along T^∞: the two
     energies differ by `(1/2ε) ∫ xᵀW_QᵀW_K x dμ`, the two maps by its gradient.
 
     Examples:
@@ -64,17 +64,17 @@ def energy_infinity(
     with torch.no_grad():
         field = field_map(replace(measure, points=measure.points.detach()))
         f, g = field.row_potentials(field.measure.points), field.column_potential
-    # −½ of the dual objective: at potentials that are off by δ it is off by δ² only.
+    # −½ of the dual objective, whose error is of second order in that of the potentials.
     dual = measure.integrate(f + g) - _pairwise(field.scores, measure, f, g, field_map.max_bytes) + 1
     if field.scores.cost == cost and field.scores.query is projections.query:
         return -dual / 2
-    # The limit was found for other scores, equal up to terms of one point each: their integrals are the difference.
-    asked = measure.integrate(field_map.scores.diagonal(measure.points))
-    return (asked - measure.integrate(field.scores.diagonal(measure.points)) - dual) / 2
+    # The limit was computed for scores that differ by terms of one point each; add the integrals of these terms.
+    given = measure.integrate(field_map.scores.diagonal(measure.points))
+    return (given - measure.integrate(field.scores.diagonal(measure.points)) - dual) / 2
 
 
 def _pairwise(scores: Scores, measure: Measure, f: Tensor, g: Tensor, max_bytes: int) -> Tensor:
-    """`∫ exp(C + f + g) d(μ⊗μ)`"""
+    """Return `∫ exp(C + f + g) d(μ⊗μ)`."""
     x, weights = measure.points, measure.weights
     total = x.new_zeros(())
     for rows in blocks(len(x), len(x) * x.element_size(), max_bytes):

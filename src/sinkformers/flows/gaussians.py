@@ -1,7 +1,7 @@
-"""What attention does to a Gaussian, in closed form and in any dimension.
+"""Closed forms of attention maps and energies for Gaussians, in any dimension.
 
 Between N(m, Σ) and itself the coupling with density `exp(xᵀAx'/ε + f(x) + g(x'))` is Gaussian, and −A/ε is the block
-of its precision that joins x and x'. With `S = Σ^½`, and `S R S` the covariance of x and x', that reads
+of its precision that couples x and x'. With `S = Σ^½`, and `S R S` the covariance of x and x', this means
 `R(1 − RᵀR)⁻¹ = SAS/ε`: R has the singular vectors of SAS/ε, and a singular value m of it becomes
 `r = 2m/(1 + √(1 + 4m²))`. A may be any matrix.
 """
@@ -35,7 +35,7 @@ class Affine(NamedTuple):
 def sinkhorn_of_gaussian(
     density: Gaussian, projections: Projections, *, eps: float = 1.0, recentred: bool = False
 ) -> Affine:
-    """T^∞ of a Gaussian, or T̄^∞ = T^∞ − (1/ε) W_V x, without the cancellation of that difference.
+    """Return T^∞ of a Gaussian, or T̄^∞ = T^∞ − (1/ε) W_V x, computed without cancellation.
 
     Examples:
         >>> import torch
@@ -70,10 +70,10 @@ def softmax_of_gaussian(
     cost: Cost = "l2",
     recentred: bool = False,
 ) -> Affine:
-    """T¹ of a Gaussian; with cost "l2" also T̄¹ = T¹ − (1/ε) W_V W_K⁻¹W_Q x.
+    """Return T¹ of a Gaussian; with cost "l2" also T̄¹ = T¹ − (1/ε) W_V W_K⁻¹W_Q x.
 
-    The weights of SoftMax turn N(m, Σ) into another Gaussian: with "l2" its precision is `Σ⁻¹ + W_KᵀW_K/ε`, with "dot"
-    it keeps Σ and its mean moves by `ΣW_KᵀW_Q x/ε`.
+    SoftMax reweights N(m, Σ) to another Gaussian: with "l2" its precision is `Σ⁻¹ + W_KᵀW_K/ε`; with "dot" it has the
+    same Σ, and its mean moves by `ΣW_KᵀW_Q x/ε`.
     """
     caller = "softmax_of_gaussian"
     core_checks.positive(caller, "eps", eps)
@@ -82,7 +82,7 @@ def softmax_of_gaussian(
     queries = projections.key.mT @ projections.query
     if cost == "dot":
         if recentred:
-            raise ValueError(f'{caller}: the recentred map needs cost="l2"; with "dot" it need have no limit.')
+            raise ValueError(f'{caller}: the recentred map needs cost="l2"; with "dot" it may have no limit.')
         return Affine(value @ covariance @ queries / eps**2, value @ mean / eps)
     # (Σ⁻¹ + G/ε)⁻¹(Σ⁻¹m + W_KᵀW_Q x/ε) = (ε + ΣG)⁻¹(εm + ΣW_KᵀW_Q x)
     system = eps * torch.eye(density.dim, dtype=mean.dtype) + covariance @ projections.key.mT @ projections.key
@@ -96,14 +96,17 @@ def softmax_of_gaussian(
 
 
 def energy_zero_of_gaussian(density: Gaussian, projections: Projections, *, eps: float = 1.0) -> float:
-    """F⁰ of a centred Gaussian with dot-product scores: `½ det(1 − MMᵀ)^−½`, infinite once M = SAS/ε reaches norm 1."""
+    """Return F⁰ of a centred Gaussian with dot-product scores: `½ det(1 − MMᵀ)^−½`, or infinity if |M| ≥ 1.
+
+    M is SAS/ε.
+    """
     _refuse_mean("energy_zero_of_gaussian", density)
     m = _strengths(density, projections, eps)
     return float("inf") if m.max() >= 1 else 0.5 * (1 - m.square()).prod().rsqrt().item()
 
 
 def energy_infinity_of_gaussian(density: Gaussian, projections: Projections, *, eps: float = 1.0) -> float:
-    """F^∞ with dot-product scores: `½ Σ (m r + ½ log(1 − r²))` over singular values, plus `mᵀAm/2ε` for the mean."""
+    """Return F^∞ with dot-product scores: `½ Σ (m r + ½ log(1 − r²))` over singular values, plus `mᵀAm/2ε`."""
     core_checks.positive("energy_infinity_of_gaussian", "eps", eps)
     m = _strengths(density, projections, eps)
     r = _correlation(m)
@@ -112,10 +115,10 @@ def energy_infinity_of_gaussian(density: Gaussian, projections: Projections, *, 
 
 
 def gaussian_path(density: Gaussian, velocity: ScoreVelocity, times: Sequence[float]) -> list[Gaussian]:
-    """The solution of `∂_t ρ + div(ρ D (∇ρ/ρ)(B·)) = 0` from a Gaussian: Gaussians, at each of `times`.
+    """Return the solution of `∂_t ρ + div(ρ D (∇ρ/ρ)(B·)) = 0` that starts from a Gaussian, at each of `times`.
 
-    Where B = 1 the covariance is `Σ − t(D + Dᵀ)`, exactly; elsewhere mean and covariance obey an ordinary equation,
-    solved to 1e-12.
+    It stays Gaussian. If B = 1 the covariance is `Σ − t(D + Dᵀ)`; otherwise mean and covariance satisfy an ordinary
+    differential equation, which is solved to 1e-12.
     """
     mobility, pull = velocity
     start, dim = times[0], density.dim

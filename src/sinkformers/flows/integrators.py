@@ -1,4 +1,4 @@
-"""Runge–Kutta methods as tables, and the one function that steps with any of them."""
+"""Runge–Kutta methods as tables, and one function that integrates with any of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Tableau(NamedTuple):
 
     The slope k_s is v at `x + h Σ_r stages[s][r] k_r`, and the step is `h Σ_s weights[s] k_s`.
 
-    `embedded` holds the weights of a second method whose distance from the first estimates the error, or nothing.
+    `embedded` has the weights of a second method, whose distance from the first estimates the error; it may be empty.
     """
 
     name: str
@@ -59,12 +59,12 @@ DORMAND_PRINCE = Tableau(
 )
 METHODS = (EULER, HEUN, RK4, BOGACKI_SHAMPINE, DORMAND_PRINCE)
 
-# Step control: what is kept in hand, and how much a step may shrink or grow at once.
+# Step control: the safety factor, and how much a step may shrink or grow at once.
 SAFETY, SHRINK, GROW = 0.9, 0.2, 5.0
 
 
 def step(velocity: Velocity, x: Tensor, h: float, method: Tableau) -> tuple[Tensor, Tensor | None]:
-    """One step of size `h`, and the error that the embedded method estimates, if there is one."""
+    """Return the state after one step of size `h`, and the embedded method's error estimate or None."""
     slopes: list[Tensor] = []
     for row in method.stages:
         slopes.append(velocity(_combine(x, h, row, slopes)))
@@ -83,7 +83,7 @@ def _combine(x: Tensor, h: float, factors: Sequence[float], slopes: Sequence[Ten
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """What `integrate` came through: the state at each of `times`, stacked, and what it took."""
+    """The result of `integrate`: the states at each of `times`, stacked, and the numbers of steps and evaluations."""
 
     times: tuple[float, ...]
     states: Tensor
@@ -104,12 +104,12 @@ def integrate(
     max_steps: int = 100_000,
     progress: Callable[[float], None] | None = None,
 ) -> Path:
-    """Solve `ẋ = v(x)` from `x` at `times[0]`, and give the state at each of `times`.
+    """Solve `ẋ = v(x)` from `x` at `times[0]`, and return the states at each of `times`.
 
-    With `h` each interval is cut into equal steps, none longer than `h`. Without it the step is chosen so that the
-    estimated error stays within `atol + rtol·|x|` in every coordinate, which needs a method with an embedded one.
-    `progress` is called with the time after each accepted step. A state that is not finite ends it with an
-    `OverflowError` that names where.
+    With `h` each interval is cut into equal steps, none longer than `h`. Without it steps are chosen so that the
+    estimated error is within `atol + rtol·|x|` in every coordinate; the method must have an embedded one for that.
+    `progress` is called with the time after each accepted step. A state that is not finite raises an `OverflowError`
+    that names time and particle.
 
     Examples:
         >>> import torch
@@ -127,11 +127,11 @@ def integrate(
         if h is not None:
             trial = (end - begin) / max(1, math.ceil((end - begin) / h - 1e-9))
         while t < end:
-            # A remainder that rounding leaves is no step.
+            # Extend the step to the end if only a remainder of rounding would be left.
             length = end - t if t + trial * (1 + 1e-9) >= end else trial
             new, error = step(counted, x, length, method)
             if accepted + rejected >= max_steps:
-                raise ValueError(f"integrate: {max_steps} steps reach only t = {t:.6g}; raise max_steps or rtol.")
+                raise ValueError(f"integrate: {max_steps} steps reach only t = {t:.6g}; increase max_steps or rtol.")
             if h is None and error is not None:
                 ratio = (error.abs() / (atol + rtol * torch.maximum(x.abs(), new.abs()))).max().item()
                 grown = _scaled(length, ratio, method)
@@ -161,12 +161,12 @@ class _Counted:
 def _scaled(length: float, ratio: float, method: Tableau) -> float:
     if math.isnan(ratio) or math.isinf(ratio):
         return length * SHRINK
-    wanted = SAFETY * max(ratio, 1e-10) ** (-1 / (method.embedded_order + 1))
-    return length * min(GROW, max(SHRINK, wanted))
+    factor = SAFETY * max(ratio, 1e-10) ** (-1 / (method.embedded_order + 1))
+    return length * min(GROW, max(SHRINK, factor))
 
 
 def _first_step(velocity: Velocity, x: Tensor, span: float, method: Tableau, rtol: float, atol: float) -> float:
-    """So short that the first step moves no coordinate by more than the tolerance's root allows."""
+    """Return a first step so short that no coordinate moves by more than tolerance^(1/order) allows."""
     speed = (velocity(x).abs() / (atol + rtol * x.abs())).max().item()
     return min(span, (1 / max(speed, 1e-300)) ** (1 / method.order)) if speed < math.inf else span
 
@@ -175,7 +175,7 @@ def _refuse_stall(t: float, trial: float, ratio: float) -> None:
     if trial < 1e-14 * max(1.0, abs(t)):
         raise ValueError(
             f"integrate: at t = {t:.6g} no step is short enough (error {ratio:.3g} times the tolerance at "
-            f"{trial:.3g}); the velocity is not smooth there, or rtol and atol ask for more than its precision."
+            f"{trial:.3g}); the velocity is not smooth there, or rtol and atol are below its precision."
         )
 
 
@@ -186,16 +186,18 @@ def _refuse_overflow(state: Tensor, t: float, length: float, method: Tableau) ->
     raise OverflowError(
         f"integrate: at t = {t:.6g} particle {lost.nonzero()[0].item()} is no longer finite ({int(lost.sum())} of "
         f"{len(lost)} particles; {method.name}, step {length:.3g}). The flow expands or the step is too long: end "
-        "earlier, shorten h, or turn the sign of W_V."
+        "earlier, decrease h, or change the sign of W_V."
     )
 
 
 def _check(times: Sequence[float], method: Tableau, h: float | None, rtol: float, atol: float) -> None:
     if len(times) < 2 or any(not b > a for a, b in itertools.pairwise(times)):
-        raise ValueError(f"integrate: times must increase, the start first, two at least; got {tuple(times)}.")
+        raise ValueError(f"integrate: times must increase, and must be at least two; got {tuple(times)}.")
     if h is not None and not 0 < h < math.inf:
         raise ValueError(f"integrate: h must be a positive number; got {h!r}.")
     if h is None and not method.embedded:
-        raise ValueError(f"integrate: {method.name} estimates no error, so h must be given; Dormand–Prince chooses it.")
+        raise ValueError(
+            f"integrate: {method.name} has no error estimate, so h must be given; Dormand–Prince chooses it."
+        )
     if not (rtol >= 0 and atol > 0):
         raise ValueError(f"integrate: rtol must be ≥ 0 and atol > 0; got {rtol!r} and {atol!r}.")

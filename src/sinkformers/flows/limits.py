@@ -1,4 +1,4 @@
-"""What T̄^∞ and T̄¹ tend to as ε falls: the paper's Theorem 1 and Proposition 4, as derived here and as printed there.
+"""The limits of T̄^∞ and T̄¹ as ε → 0: the paper's Theorem 1 and Proposition 4, as derived here and as printed there.
 
 Both limits have the form `D (∇ρ/ρ)(Bx)`:
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from sinkformers.flows import checks
 from sinkformers.flows.projections import Projections
 
-# ∂_t ρ = c Δρ, where W_V = −W_QᵀW_K.
+# The coefficient c of ∂_t ρ = c Δρ if W_V = −W_QᵀW_K.
 HEAT_COEFFICIENT = 0.5
 PAPER_HEAT_COEFFICIENT = 1.0
 
@@ -33,12 +33,12 @@ class ScoreVelocity(NamedTuple):
     pull: Tensor
 
     def __call__(self, points: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
-        """At points (n, d); `score` gives ∇ρ/ρ (n, d) of points (n, d)."""
+        """Return the velocity (n, d) at points (n, d); `score` returns ∇ρ/ρ (n, d) at points (n, d)."""
         return score(points @ self.pull.mT) @ self.mobility.mT
 
 
 def sinkformer_limit(projections: Projections) -> ScoreVelocity:
-    """The limit of T̄^∞: `½ W_V (W_QᵀW_K)⁻¹ ∇ρ/ρ`, for `W_QᵀW_K` symmetric positive definite.
+    """Return the limit of T̄^∞: `½ W_V (W_QᵀW_K)⁻¹ ∇ρ/ρ`, for `W_QᵀW_K` symmetric positive definite.
 
     The paper states it without the ½ and for positive semi-definite matrices; its proof inverts the matrix.
 
@@ -52,12 +52,12 @@ def sinkformer_limit(projections: Projections) -> ScoreVelocity:
 
 
 def paper_sinkformer_limit(projections: Projections) -> ScoreVelocity:
-    """Theorem 1 as printed: `W_V (W_QᵀW_K)⁻¹ ∇ρ/ρ`, twice what T̄^∞ tends to."""
+    """Return the limit in Theorem 1 as printed: `W_V (W_QᵀW_K)⁻¹ ∇ρ/ρ`, twice the limit of T̄^∞."""
     return _sinkformer("paper_sinkformer_limit", projections, PAPER_HEAT_COEFFICIENT)
 
 
 def transformer_limit(projections: Projections) -> ScoreVelocity:
-    """The limit of T̄¹ with cost "l2": `W_V W_K⁻¹W_K⁻ᵀ (∇ρ/ρ)(W_K⁻¹W_Q x)`, where that point is inside the support.
+    """Return the limit of T̄¹ with cost "l2": `W_V W_K⁻¹W_K⁻ᵀ (∇ρ/ρ)(W_K⁻¹W_Q x)`, if that point is in the support.
 
     With `W_V = −W_QᵀW_K` this is `−∇_x log ρ(W_K⁻¹W_Q x)`. The paper has `W_K⁻¹` for `W_K⁻ᵀ`.
     """
@@ -67,16 +67,16 @@ def transformer_limit(projections: Projections) -> ScoreVelocity:
 
 
 def paper_transformer_limit(projections: Projections) -> ScoreVelocity:
-    """Proposition 4 as printed: `W_V W_K⁻¹W_K⁻¹ (∇ρ/ρ)(W_K⁻¹W_Q x)`; equal to the limit where W_K is symmetric."""
+    """Return the limit in Proposition 4 as printed: `W_V W_K⁻¹W_K⁻¹ (∇ρ/ρ)(W_K⁻¹W_Q x)`; correct if W_K = W_Kᵀ."""
     _check_key("paper_transformer_limit", projections)
     inverse = torch.linalg.inv(projections.key)
     return ScoreVelocity(projections.value @ inverse @ inverse, inverse @ projections.query)
 
 
 def first_order_limit(projections: Projections, *, softmax: bool) -> Tensor:
-    """The matrix M (d, d) with `ε T(x) → Mx`.
+    """Return the matrix M (d, d) with `ε T(x) → Mx`.
 
-    `W_V` for T^∞; for T¹ with cost "l2" `W_V W_K⁻¹W_Q`, which is −W_QᵀW_Q where `W_V = −W_QᵀW_K`.
+    It is `W_V` for T^∞; for T¹ with cost "l2" it is `W_V W_K⁻¹W_Q`, which is −W_QᵀW_Q if `W_V = −W_QᵀW_K`.
     """
     if not softmax:
         return projections.value

@@ -1,4 +1,4 @@
-"""The maps T⁰, T¹, T^l and T^∞ of a measure, at its particles and anywhere else."""
+"""The maps T⁰, T¹, T^l and T^∞ of a measure, at its particles and at other points."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from sinkformers.flows.projections import Cost, Projections, Scores
 
 EXACT = Evidence(0, 0.0, True)
 RUNAWAY = (
-    "The particles run away (a raw flow with W_V of the sign of W_QᵀW_K does): stop earlier, or take recentred=True."
+    "The particles diverge (as they do in a raw flow with W_V of the sign of W_QᵀW_K): stop earlier, or use "
+    "recentred=True."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """The vector field `T_μ`, for a measure that stays as it is.
+    """The vector field `T_μ` of a fixed measure.
 
-    Calling it gives `T_μ(x)` (m, d) at points (m, d), the particles or others; the gradient in these points is that of
-    the field. `evidence` says how the normalisation was reached.
+    Calling it returns `T_μ(x)` (m, d) at points (m, d), the particles or others; the gradient in these points is that
+    of the field. `evidence` describes the convergence of the normalisation.
     """
 
     measure: Measure
     scores: Scores
     value: Tensor
     row_potential: Tensor | None
-    """Column potentials that the last row step saw; None for T⁰, which has none."""
+    """Column potentials before the last row step; None for T⁰, which has none."""
     column_potential: Tensor
     centre: Tensor | None
     evidence: Evidence
@@ -45,7 +46,7 @@ class Field:
         return by_blocks(lambda rows: self._at(points[rows]), result, len(self.measure), self.max_bytes)
 
     def row_potentials(self, points: Tensor) -> Tensor:
-        """`f(x)` (m,): the logarithm of what the last row step divides by, with its sign turned."""
+        """Return `f(x)` (m,): minus the logarithm of the sum that the last row step divides by."""
         if self.row_potential is None:
             return points.new_zeros(len(points))
         return row_step(self.scores, self.measure, self.row_potential, points, self.max_bytes)
@@ -62,16 +63,16 @@ class Field:
             means = means - points @ self.centre.mT
         values = means @ self.value.mT / self.scores.eps
         if not values.detach().isfinite().all():
-            raise OverflowError(self._complaint(points, scores))
+            raise OverflowError(self._message(points, scores))
         return values
 
-    def _complaint(self, points: Tensor, scores: Tensor) -> str:
+    def _message(self, points: Tensor, scores: Tensor) -> str:
         if self.row_potential is None:
             return (
                 f"Field: exp(scores) overflows; the largest score is {scores.max().item():.3g}. T⁰ does not normalise: "
-                "bring the particles nearer to the origin, raise eps, or take n_iters ≥ 1."
+                "move the particles closer to the origin, increase eps, or use n_iters ≥ 1."
             )
-        return f"Field: the map overflows; the farthest point stands {points.norm(dim=-1).max():.3g} away. {RUNAWAY}"
+        return f"Field: the map overflows; the norm of the farthest point is {points.norm(dim=-1).max():.3g}. {RUNAWAY}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +83,11 @@ class AttentionMap:
     `c = (W_Q x)ᵀW_K x'`, or "l2", `c = −½|W_Q x − W_K x'|²`; T^∞ is the same for both.
 
     Args:
-        recentred: give T̄ instead, which has a limit as ε falls: `T − (1/ε) W_V W_K⁻¹W_Q x` for n_iters = 1 (the paper's
+        recentred: return T̄ instead, which has a limit as ε → 0: `T − (1/ε) W_V W_K⁻¹W_Q x` for n_iters = 1 (the paper's
             Proposition 4, cost "l2"), `T − (1/ε) W_V x` for more (Theorem 1).
-        tol, max_iters: of T^∞. It takes averaged updates where `W_QᵀW_K` is symmetric positive semi-definite, some 35
-            whatever ε, and alternates otherwise; `Field.evidence` says how far it came.
-        max_bytes: T^∞ keeps its kernel (n, n) where so many bytes hold it, and makes it anew in each pass otherwise.
+        tol, max_iters: of T^∞. If `W_QᵀW_K` is symmetric positive semi-definite it makes averaged updates, about 35 for
+            any ε; otherwise it alternates. `Field.evidence` has the error that was reached.
+        max_bytes: T^∞ keeps its kernel (n, n) if it fits into this many bytes, and recomputes it per pass otherwise.
 
     Examples:
         >>> import torch
@@ -118,17 +119,17 @@ class AttentionMap:
                 f"got {self.n_iters!r}."
             )
         if self.recentred and self.n_iters == 0:
-            raise ValueError(f"{caller}: T⁰ has no recentred map, its kernel is not normalised; take n_iters ≥ 1.")
+            raise ValueError(f"{caller}: T⁰ has no recentred map, its kernel is not normalised; use n_iters ≥ 1.")
         if self.recentred and self.n_iters == 1:
             if self.cost != "l2":
                 raise ValueError(
-                    f'{caller}: the recentred T¹ needs cost="l2"; got {self.cost!r}. With dot products SoftMax need '
-                    "have no limit as eps falls."
+                    f'{caller}: the recentred T¹ needs cost="l2"; got {self.cost!r}. With dot products, '
+                    "SoftMax may have no limit as eps falls."
                 )
             checks.invertible(caller, "W_K", self.projections.key)
 
     def __call__(self, measure: Measure) -> Field:
-        """The field of `measure`; a gradient flows to the points it is evaluated at, not to those of the measure."""
+        """Return the field of `measure`; it has a gradient in the points where it is evaluated, not in the measure."""
         self._check(measure)
         scores, support = self.scores, measure.support()
         if self.n_iters == math.inf:
@@ -176,5 +177,5 @@ class AttentionMap:
         if not reach / self.eps < torch.finfo(points.dtype).max / 8:
             far = int(points.norm(dim=-1).argmax())
             raise OverflowError(
-                f"AttentionMap: scores overflow; particle {far} stands at {points[far].tolist()}. {RUNAWAY}"
+                f"AttentionMap: scores overflow; particle {far} is at {points[far].tolist()}. {RUNAWAY}"
             )

@@ -15,8 +15,8 @@ from sinkformers.flows import checks
 class Measure:
     """`μ = Σ_i w_i δ(x_i)`: positions (n, d), and weights (n,) that are non-negative and sum to 1.
 
-    Particles may coincide; two at one place are one particle with both weights, for every map and energy here. A
-    particle without weight acts on nobody, but is moved.
+    Particles may coincide; two at the same position are equivalent to one with the sum of their weights, for every map
+    and energy. A particle of weight zero has no effect on others, but is moved.
 
     Examples:
         >>> import torch
@@ -36,7 +36,7 @@ class Measure:
 
     @classmethod
     def uniform(cls, points: Tensor) -> Measure:
-        """Equal weights: what the tokens of a sequence have."""
+        """Return the measure with equal weights, as the tokens of a sequence have."""
         checks.points("Measure.uniform", "points", points)
         n = len(points)
         return cls(points, torch.full((n,), 1 / n, dtype=points.dtype, device=points.device))
@@ -49,27 +49,27 @@ class Measure:
         return len(self.points)
 
     def moved(self, points: Tensor) -> Measure:
-        """The same weights at other places."""
+        """Return a measure with the same weights at other points."""
         return Measure(points, self.weights)
 
     def support(self) -> Measure:
-        """Only the particles that have weight."""
+        """Return the measure without particles of weight zero."""
         kept = self.weights > 0
         return self if bool(kept.all()) else Measure(self.points[kept], self.weights[kept])
 
     def integrate(self, values: Tensor) -> Tensor:
-        """`∫ v dμ` of values (n, …) given at the particles."""
+        """Return `∫ v dμ` for values (n, …) at the particles."""
         return torch.einsum("n,n...->...", self.weights, values)
 
     def norm(self, values: Tensor) -> float:
-        """`(∫ |v|² dμ)^½` of values (n, d) given at the particles: the norm of L²(μ)."""
+        """Return `(∫ |v|² dμ)^½`, the norm of L²(μ), for values (n, d) at the particles."""
         return self.integrate(values.square().sum(-1)).sqrt().item()
 
     def mean(self) -> Tensor:
-        """(d,)"""
+        """Return the mean (d,)."""
         return self.integrate(self.points)
 
     def covariance(self) -> Tensor:
-        """(d, d), without correction for small samples: the second moment of μ itself."""
+        """Return the covariance (d, d) of μ itself, without correction for small samples."""
         centred = self.points - self.mean()
         return (centred * self.weights[:, None]).mT @ centred

@@ -5,7 +5,7 @@ With weights `w` and scores `C` the steps are `f_i = −log Σ_j w_j exp(C_ij + 
 `f(x) = −log Σ_j w_j exp(C(x, x_j) + g_j)`.
 
 Where scores are symmetric and positive semi-definite, `f = g` in the limit, and the *averaged* update
-`f ← ½(f + step(f))` halves its error at least: the derivative of a step is −P, with P's eigenvalues in [0, 1], so that
+`f ← ½(f + step(f))` at least halves its error: the derivative of a step is −P, with P's eigenvalues in [0, 1], so that
 of the average is ½(1 − P). Alternating contracts only by the square of P's second eigenvalue, which tends to 1 as ε
 falls.
 """
@@ -20,31 +20,31 @@ from torch import Tensor
 from sinkformers.flows.measure import Measure
 from sinkformers.flows.projections import Scores
 
-BLOCK_BYTES = 2**23  # of scores that are made, used and forgotten
+BLOCK_BYTES = 2**23  # largest size of a temporary block of scores
 
 
 class Evidence(NamedTuple):
-    """How a limit was reached."""
+    """The convergence of an iteration."""
 
     iterations: int
-    """Steps taken: normalisations, or averaged updates."""
+    """Number of steps: normalisations, or averaged updates."""
     residual: float
-    """The largest relative error of a column's marginal after the last step, which is over rows."""
+    """The largest relative error of a column sum after the last step, which normalises rows."""
     converged: bool
     """Whether the residual is within the tolerance."""
 
 
 def blocks(n: int, row_bytes: int, max_bytes: int) -> Iterator[slice]:
-    """Slices that cover `range(n)`, each of as many rows as `max_bytes` and `BLOCK_BYTES` hold, one at least."""
+    """Yield slices that cover `range(n)`, with as many rows as fit into `max_bytes` and `BLOCK_BYTES`, at least one."""
     height = max(1, min(max_bytes, BLOCK_BYTES) // row_bytes)
     for first in range(0, n, height):
         yield slice(first, min(n, first + height))
 
 
 def by_blocks(make: Callable[[slice], Tensor], result: Tensor, m: int, max_bytes: int) -> Tensor:
-    """Fill `result` (n, …) with what `make` gives for each slice of rows, scores of `m` columns being made on the way.
+    """Fill `result` (n, …) with `make(rows)` for blocks of rows, where `make` computes scores of `m` columns.
 
-    Results that were kept one by one would each pin the memory of their block.
+    A list of results, in contrast, would keep the memory of every block alive.
     """
     for rows in blocks(len(result), m * result.element_size(), max_bytes):
         result[rows] = make(rows)
@@ -52,7 +52,7 @@ def by_blocks(make: Callable[[slice], Tensor], result: Tensor, m: int, max_bytes
 
 
 def row_step(scores: Scores, measure: Measure, g: Tensor, x: Tensor, max_bytes: int) -> Tensor:
-    """`f(x) = −log Σ_j w_j exp(C(x, x_j) + g_j)` at points (m, d)."""
+    """Return `f(x) = −log Σ_j w_j exp(C(x, x_j) + g_j)` at points (m, d)."""
     shift = g + measure.weights.log()
 
     def make(rows: slice) -> Tensor:
@@ -62,7 +62,7 @@ def row_step(scores: Scores, measure: Measure, g: Tensor, x: Tensor, max_bytes: 
 
 
 def column_step(scores: Scores, measure: Measure, f: Tensor, max_bytes: int) -> Tensor:
-    """`g(x_j) = −log Σ_i w_i exp(C(x_i, x_j) + f_i)` at the particles."""
+    """Return `g(x_j) = −log Σ_i w_i exp(C(x_i, x_j) + f_i)` at the particles."""
     shift = (f + measure.weights.log())[:, None]
 
     def make(columns: slice) -> Tensor:
@@ -72,7 +72,7 @@ def column_step(scores: Scores, measure: Measure, f: Tensor, max_bytes: int) -> 
 
 
 def steps(scores: Scores, measure: Measure, n_iters: int, max_bytes: int) -> tuple[Tensor, Tensor]:
-    """The column potentials before the last row step, and after the last step, of `n_iters` ≥ 1 normalisations."""
+    """Return the column potentials before the last row step and after the last step of `n_iters` ≥ 1 steps."""
     before = after = torch.zeros_like(measure.weights)
     for _ in range(n_iters // 2):
         f = row_step(scores, measure, after, measure.points, max_bytes)
@@ -83,7 +83,7 @@ def steps(scores: Scores, measure: Measure, n_iters: int, max_bytes: int) -> tup
 def alternating(
     scores: Scores, measure: Measure, tol: float, max_iters: int, max_bytes: int
 ) -> tuple[Tensor, Evidence]:
-    """Row and column steps until the columns' marginals hold after a row step; column potentials and evidence."""
+    """Alternate row and column steps until column sums are within `tol`; return column potentials and evidence."""
     tol = _reachable(tol, measure)
     g, taken = torch.zeros_like(measure.weights), 1
     while True:
@@ -96,28 +96,28 @@ def alternating(
 
 
 def averaged(scores: Scores, measure: Measure, tol: float, max_iters: int, max_bytes: int) -> tuple[Tensor, Evidence]:
-    """The averaged update for scores that are symmetric, positive semi-definite and 0 on the diagonal.
+    """Make averaged updates, for scores that are symmetric, positive semi-definite and 0 on the diagonal.
 
-    It runs in the kernel domain: no entry of exp(C) exceeds 1 and each row has its 1, so that no sum vanishes. The
-    kernel is kept where `max_bytes` hold it, and made anew, block by block, in each pass where they do not.
+    They use exp(C) itself: no entry exceeds 1 and each row contains a 1, so that no sum vanishes. The kernel is kept if
+    it fits into `max_bytes`, and recomputed block by block in each pass otherwise.
     """
     tol = _reachable(tol, measure)
     kernel = _Kernel(scores, measure.points, max_bytes)
     weights = measure.weights
     u, taken = kernel.apply(weights).rsqrt(), 0
     while True:
-        step = kernel.apply(weights * u)  # 1/step is what a row step would make of u
+        step = kernel.apply(weights * u)  # a row step would replace u by 1/step
         residual = (u * step - 1).abs().max().item()
         if residual <= tol or taken + 1 > max_iters or math.isnan(residual):
             break
         u, taken = (u / step).sqrt(), taken + 1
-    columns = u * kernel.apply(weights / step)  # the marginals after the row step that ends it
+    columns = u * kernel.apply(weights / step)  # the column sums after the final row step
     residual = (columns - 1).abs().max().item()
     return u.log(), Evidence(taken + 1, residual, residual <= tol)
 
 
 class _Kernel:
-    """`exp(C)` (n, n) as it meets vectors."""
+    """Products of `exp(C)` (n, n) with vectors."""
 
     def __init__(self, scores: Scores, points: Tensor, max_bytes: int) -> None:
         self.scores, self.points = scores, points
@@ -126,7 +126,7 @@ class _Kernel:
         self.kept = by_blocks(self._block, points.new_empty(n, n), n, max_bytes) if fits else None
 
     def _block(self, rows: slice) -> Tensor:
-        # A distance is never negative, whatever its rounding says.
+        # Squared distances are not negative, but rounding can make them so.
         return self.scores(self.points[rows], self.points).clamp_max_(0.0).exp_()
 
     def apply(self, vector: Tensor) -> Tensor:
@@ -137,5 +137,5 @@ class _Kernel:
 
 
 def _reachable(tol: float, measure: Measure) -> float:
-    """No tolerance below what the rounding of a sum leaves."""
+    """Return the tolerance, or the rounding error of a sum if that is larger."""
     return max(tol, 4 * torch.finfo(measure.weights.dtype).eps * len(measure) ** 0.5)

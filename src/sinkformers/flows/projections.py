@@ -1,4 +1,4 @@
-"""The three matrices of a head of attention, and what they make of two points."""
+"""The three matrices of an attention head, and the scores of two points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cost = Literal["dot", "l2"]
 class Projections:
     """`W_Q` and `W_K` (k, d), `W_V` (d, d), acting on columns: a query is `W_Q x`.
 
-    The paper's Assumption 1 asks for `W_KᵀW_Q = W_QᵀW_K = −W_V`; `Projections.tied` makes `W_V` so.
+    The paper's Assumption 1 is `W_KᵀW_Q = W_QᵀW_K = −W_V`; `Projections.tied` sets `W_V` accordingly.
 
     Examples:
         >>> import torch
@@ -39,7 +39,7 @@ class Projections:
 
     @classmethod
     def tied(cls, query: Tensor, key: Tensor | None = None) -> Projections:
-        """`W_V = −W_QᵀW_K`, and `W_K = W_Q` unless it is given."""
+        """Return projections with `W_V = −W_QᵀW_K`; `W_K` is `W_Q` by default."""
         key = query if key is None else key
         return cls(query, key, -(query.mT @ key))
 
@@ -53,10 +53,10 @@ class Projections:
         return self.query.mT @ self.key
 
     def root(self) -> Tensor | None:
-        """The symmetric square root of `W_QᵀW_K`, or None where that is not symmetric positive semi-definite.
+        """Return the symmetric square root R of `W_QᵀW_K`, or None if that is not symmetric positive semi-definite.
 
-        Where it exists the scores are, up to terms of one point each, `−½|Rx − Rx'|²`: symmetric and positive
-        semi-definite, which is what the averaged update of Sinkhorn's algorithm needs.
+        With R the scores are, up to terms of one point each, `−½|Rx − Rx'|²`: symmetric and positive semi-definite, as
+        the averaged update of Sinkhorn's algorithm requires.
         """
         interaction = self.interaction
         slack = checks.slack(interaction)
@@ -78,7 +78,7 @@ class Scores:
     cost: Cost
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """(n, m) of points (n, d) and (m, d)."""
+        """Return the scores (n, m) of points (n, d) and (m, d)."""
         queries, keys = x @ self.query.mT / self.eps, y @ self.key.mT
         scores = queries @ keys.mT
         if self.cost == "l2":
@@ -87,7 +87,7 @@ class Scores:
         return scores
 
     def diagonal(self, x: Tensor) -> Tensor:
-        """`c(x, x)/ε` (n,) of points (n, d)."""
+        """Return `c(x, x)/ε` (n,) for points (n, d)."""
         queries, keys = x @ self.query.mT, x @ self.key.mT
         if self.cost == "l2":
             return (queries - keys).square().sum(-1) / (-2 * self.eps)

@@ -1,4 +1,4 @@
-"""Particles under attention: the residual network, and its limit of infinite depth."""
+"""Particles that move by attention: the residual network, and its limit of infinite depth."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sinkformers.flows.measure import Measure
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """A measure at each of `times`: states (len(times), n, d), the weights (n,) staying as they were."""
+    """A measure at each of `times`: states (len(times), n, d), with constant weights (n,)."""
 
     times: tuple[float, ...]
     states: Tensor
     weights: Tensor
     energies: tuple[float, ...]
-    """At each of `times`, where an energy was asked for; empty otherwise."""
+    """The energies at each of `times`; empty if no `energy` was given."""
     accepted: int
     rejected: int
     evaluations: int
     residual: float
-    """The largest residual of Sinkhorn's limit on the way; 0 where a fixed number of steps was taken."""
+    """The largest residual of Sinkhorn's limit on the path; 0 for a fixed number of iterations."""
     converged: bool
 
     def __len__(self) -> int:
@@ -47,17 +47,17 @@ def flow(
     energy: Callable[[Measure], Tensor] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Trajectory:
-    """Move every particle by `ẋ_i = T_μ(x_i)`, μ being the particles themselves.
+    """Integrate `ẋ_i = T_μ(x_i)`, where μ is the measure of the particles themselves.
 
-    `method=EULER, h=1` is a stack of tied attention layers with skip connections; other methods and steps as in
-    `integrate`. `energy` is evaluated at each of `times`.
+    `method=EULER, h=1` is a stack of tied attention layers with skip connections; `method`, `h`, tolerances and
+    `progress` are those of `integrate`. `energy` is evaluated at each of `times`.
 
     Examples:
         >>> import torch
         >>> from sinkformers.flows import AttentionMap, Measure, Projections, flow
         >>> start = Measure.uniform(torch.randn(7, 2, dtype=torch.float64))
-        >>> way = flow(AttentionMap(Projections.tied(torch.eye(2, dtype=torch.float64))), start, (0.0, 1.0))
-        >>> bool(way[1].covariance().trace() < start.covariance().trace()), way.converged
+        >>> path = flow(AttentionMap(Projections.tied(torch.eye(2, dtype=torch.float64))), start, (0.0, 1.0))
+        >>> bool(path[1].covariance().trace() < start.covariance().trace()), path.converged
         (True, True)
     """
     worst, converged = 0.0, True

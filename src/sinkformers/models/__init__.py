@@ -4,7 +4,7 @@ from sinkformers.models.beam import Hypothesis, beam_search
 from sinkformers.models.point_cloud_transformer import PointCloudTransformer
 from sinkformers.models.set_transformer import SetTransformer
 from sinkformers.models.text_encoder import TextEncoder
-from sinkformers.models.translation import TranslationTransformer
+from sinkformers.models.translation_transformer import TranslationTransformer
 from sinkformers.models.vit import ViT
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest of many translations, each written token by token."""
+"""Beam search: find a likely translation by extending several hypotheses token by token."""
 
 import math
 from typing import NamedTuple
@@ -6,20 +6,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sinkformers.models.translation import State, TranslationTransformer
+from sinkformers.models.translation_transformer import State, TranslationTransformer
 
 
 class Hypothesis(NamedTuple):
-    """A finished translation: its score, and its tokens without marks."""
+    """A finished translation: its score, and its tokens without `begin` and `end`."""
 
     score: float
     tokens: list[int]
 
 
 class _Beams(NamedTuple):
-    """Translations being written: for b sentences, k each, (b, k) scores and (b, k, t) tokens."""
+    """Unfinished translations, k for each of b sentences: scores (b, k) and tokens (b, k, t)."""
 
-    sentences: Tensor  # (b,): which of the batch
+    sentences: Tensor  # (b,): indices in the batch
     tokens: Tensor
     scores: Tensor
     state: State
@@ -38,18 +38,18 @@ def beam_search(
     penalty: float = 1.0,
     never: tuple[int, ...] = (),
 ) -> list[Hypothesis]:
-    """The best translation of each source (batch, n) that was found; `mask` (batch, n) is True at its tokens.
+    """Return the best translation found for each source (batch, n); `mask` (batch, n) is True at valid tokens.
 
     A score is the sum of log-probabilities, that of `end` included, divided by (number of tokens)^`penalty`. A sentence
-    is done when `beam` hypotheses have ended, each of them among its `beam` likeliest at that time. With `beam=1` it is
-    greedy. Sentences do not see each other: what else is in the batch changes nothing. Dropout is left as it is: call
-    `model.eval()` before.
+    is finished when `beam` hypotheses have ended, each among the `beam` likeliest at that step. `beam=1` is greedy
+    search. Results do not depend on the other sentences of the batch. Dropout stays active in training mode: call
+    `model.eval()` first.
 
     Args:
-        begin, end: the tokens that a target begins and ends with.
-        limits: (batch,), the most tokens that each translation may have, `end` being one of them; none ends before its
-            first word unless it must.
-        never: tokens that are not written.
+        begin, end: the first and the last token of every target.
+        limits: (batch,), the largest number of tokens of each translation, `end` included. A translation has at least
+            one other token, unless its limit is 1.
+        never: tokens that are never generated.
 
     Examples:
         >>> import torch
@@ -65,14 +65,14 @@ def beam_search(
     batch, device = len(source), source.device
     state = model.begin(source, mask).select(torch.arange(batch, device=device).repeat_interleave(beam))
     scores = torch.full((batch, beam), -torch.inf, device=device, dtype=model.positions.dtype)
-    scores[:, 0] = 0.0  # all begin alike: one of them is enough
+    scores[:, 0] = 0.0  # all hypotheses are equal at first, so one of them suffices
     first = torch.full((batch, beam, 1), begin, device=device)
     beams = _Beams(torch.arange(batch, device=device), first, scores, state)
     found: list[list[Hypothesis]] = [[] for _ in range(batch)]
     limits = limits.to(device)
     while len(beams.sentences):
         beams = _step(model, beams, found, limits, end, penalty, never)
-    nothing = Hypothesis(-math.inf, [])  # of a model that gives no number
+    nothing = Hypothesis(-math.inf, [])  # for a model whose outputs are NaN
     return [max(each, key=lambda hypothesis: hypothesis.score, default=nothing) for each in found]
 
 
@@ -102,8 +102,8 @@ def _step(
     penalty: float,
     never: tuple[int, ...],
 ) -> _Beams:
-    """One more token; hypotheses that end are added to `found`, sentences that are done drop out."""
-    b, k, length = beams.tokens.shape  # with the first mark, and so with the token to come
+    """Extend all hypotheses by one token; move those that end to `found`, and drop finished sentences."""
+    b, k, length = beams.tokens.shape  # counts `begin`, so it is the number of tokens after this step
     logits, state = model.follow(beams.tokens[:, :, -1].reshape(-1, 1), beams.state)
     likely = logits[:, -1].log_softmax(-1).unflatten(0, (b, k))
     likely[..., list(never)] = -torch.inf
@@ -112,7 +112,7 @@ def _step(
     likely = likely.masked_fill(last[:, None, None] & others, -torch.inf)
     if length == 1:
         likely = likely.masked_fill(~(last[:, None, None] | others), -torch.inf)
-    # An end for each of the k, and k that go on: more cannot be needed.
+    # At most k of the candidates end, so 2k of them leave k that continue.
     scores, flat = (beams.scores[..., None] + likely).flatten(1).topk(2 * k)
     origin, token = flat // likely.shape[-1], flat % likely.shape[-1]
     ends = token == end

@@ -1,7 +1,7 @@
-"""The decoder of a translation model: SoftMax throughout, causal, and able to go on token by token.
+"""The decoder of a translation model: causal SoftMax attention, for whole targets or token by token.
 
-A column sum of causal attention, or of attention to a source, runs over later positions of the target: doubly
-stochastic weights would let a position see what comes after it.
+A column sum of causal attention, or of attention to a source, runs over later positions of the target, so with doubly
+stochastic weights an output would depend on later positions.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from sinkformers.modules.heads import SoftMaxOnly
 
 
 class KeysValues(NamedTuple):
-    """Keys and values (batch, heads, n, head_dim) that later tokens will look at."""
+    """Keys and values (batch, heads, n, head_dim) for later tokens to attend to."""
 
     keys: Tensor
     values: Tensor
@@ -28,7 +28,7 @@ class KeysValues(NamedTuple):
 
 
 class CausalAttention(SoftMaxOnly):
-    """SoftMax self-attention in which no token sees a later one."""
+    """SoftMax self-attention in which no token attends to a later one."""
 
     kind = "causal"
 
@@ -38,7 +38,7 @@ class CausalAttention(SoftMaxOnly):
         self.project, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
-        """Tokens (batch, n, dim) that come after those in `past`; what they give, and the past of the next ones."""
+        """Return the output for tokens (batch, n, dim) that follow those in `past`, and the `past` of the next ones."""
         heads = self.project(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         known = KeysValues(heads[1], heads[2]) if past is None else past.followed_by(heads[1], heads[2])
         n, m = x.shape[1], known.keys.shape[2]
@@ -58,19 +58,19 @@ class CrossAttention(SoftMaxOnly):
         self.query, self.source, self.out = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
 
     def remember(self, memory: Tensor) -> KeysValues:
-        """Keys and values of a source (batch, n, dim)."""
+        """Return the keys and values of a source (batch, n, dim)."""
         heads = self.source(memory).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return KeysValues(heads[0], heads[1])
 
     def forward(self, x: Tensor, source: KeysValues, mask: Tensor) -> Tensor:
-        """`mask` (batch, n) is True at the tokens of the source."""
+        """Return the output for target tokens x; `mask` (batch, n) is True at valid tokens of the source."""
         query = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         attended = F.scaled_dot_product_attention(query, *source, mask[:, None, None])
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
 class LayerState(NamedTuple):
-    """What a layer knows: the source, and the target so far."""
+    """The keys and values of one layer: those of the source, and of the target so far."""
 
     source: KeysValues
     past: KeysValues | None = None
@@ -80,7 +80,7 @@ class LayerState(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the source, a feed-forward network; each beside a skip connection."""
+    """Causal self-attention, attention to the source, a feed-forward network, each with a skip connection."""
 
     def __init__(self, dim: int, heads: int, hidden: int, norm: Norm, dropout: float) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """`depth` layers; with `norm="pre"` a LayerNorm after the last."""
+    """`depth` layers; with `norm="pre"` a LayerNorm after the last one."""
 
     def __init__(self, *, dim: int, depth: int, heads: int, hidden: int, norm: Norm, dropout: float) -> None:
         super().__init__()
@@ -106,11 +106,14 @@ class Decoder(nn.Module):
         self.last = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
     def begin(self, memory: Tensor) -> list[LayerState]:
-        """The state before the first token."""
+        """Return the states before the first token."""
         return [LayerState(layer.cross.remember(memory)) for layer in self.layers]  # pyright: ignore
 
     def forward(self, x: Tensor, states: list[LayerState], mask: Tensor) -> tuple[Tensor, list[LayerState]]:
-        """Target tokens (batch, n, dim) that follow those in `states`; `mask` (batch, m) is the source's."""
+        """Return the output for target tokens (batch, n, dim) that follow those in `states`, and the new states.
+
+        `mask` (batch, m) is True at valid tokens of the source.
+        """
         following = []
         for layer, state in zip(self.layers, states, strict=True):
             x, state = layer(x, state, mask)

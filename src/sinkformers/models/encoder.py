@@ -1,4 +1,4 @@
-"""The encoder that our models of text share: layers of self-attention over tokens, some of which are padding."""
+"""The encoder of our text models: layers of self-attention over tokens, with masks for padding."""
 
 import math
 from typing import Literal
@@ -25,23 +25,24 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """What stands beside a skip connection: x + f(x), with a LayerNorm after the sum or before f."""
+    """Norm and dropout of a residual branch: x + f(x), with a LayerNorm after the sum or before f."""
 
     def __init__(self, dim: int, norm: Norm, dropout: float) -> None:
         super().__init__()
         self.norm, self.dropout, self.post = nn.LayerNorm(dim), nn.Dropout(dropout), norm == "post"
 
     def enter(self, x: Tensor) -> Tensor:
-        """What f is given."""
+        """Return the input of f."""
         return x if self.post else self.norm(x)
 
     def leave(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return the sum of x and the output of f."""
         x = x + self.dropout(f)
         return self.norm(x) if self.post else x
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward network, each beside a skip connection. `mask` as in `SelfAttention`."""
+    """Self-attention, then a feed-forward network, each with a skip connection. `mask` as in `SelfAttention`."""
 
     def __init__(self, attention: SelfAttention, dim: int, hidden: int, norm: Norm, dropout: float) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`depth` layers; with `norm="pre"` a LayerNorm after the last. Tokens (batch, n, dim) in and out."""
+    """`depth` layers on tokens (batch, n, dim); with `norm="pre"` a LayerNorm after the last one."""
 
     def __init__(
         self,
@@ -77,14 +78,17 @@ class Encoder(nn.Module):
         self.last = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at valid tokens; the others change no valid output and no gradient."""
+        """Return tokens (batch, n, dim); `mask` (batch, n) is True at valid tokens.
+
+        Masked tokens change no valid output and no gradient.
+        """
         x = self._enter(x, mask)
         for layer in self.layers:
             x = layer(x, mask)
         return self.last(x)
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The tokens as the first layer gets them."""
+        """Return the input of the first layer; masked tokens are zero."""
         return zero_masked("Encoder", "mask", x, mask)
 
 
@@ -94,13 +98,16 @@ def check_norm(caller: str, norm: str) -> None:
 
 
 def valid_numbers(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Numbers of tokens (batch, n), 0 where masked: an embedding knows no vector for a number that is none."""
+    """Return token ids (batch, n) with 0 where masked, since padding may hold ids that the embedding does not have."""
     return tokens if mask is None else tokens.masked_fill(~mask, 0)
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
-    """Positions (length, dim) as in "Attention is all you need": sines in the even features, cosines in the odd, with
-    wavelengths from 2π on in a geometric sequence towards 10,000 · 2π."""
+    """Return positions (length, dim) as in "Attention is all you need".
+
+    Sines are in the even features and cosines in the odd ones, with wavelengths from 2π to 10,000 · 2π in a geometric
+    sequence.
+    """
     rates = torch.exp(-math.log(10_000.0) * torch.arange(0, dim, 2) / dim)
     angles = torch.arange(length)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :dim]

@@ -1,4 +1,4 @@
-"""The Point Cloud Transformer's classifier, and its Sinkformer: the same parameters, another normalisation."""
+"""The classifier of Point Cloud Transformers; with `n_iters` > 1 a Sinkformer with the same parameters."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from sinkformers.modules.offset_attention import PointNorm
 
 
 def embedding(width_in: int, width: int) -> nn.Sequential:
-    """A linear map of each point, normalised over all points."""
+    """Return a linear map of each point, with BatchNorm over all points and a ReLU."""
     return nn.Sequential(nn.Linear(width_in, width, bias=False), PointNorm(width), nn.ReLU())
 
 
 class NeighbourEmbedding(nn.Module):
-    """Features (batch, n, width) to those of centres (batch, s, 2·width), each with the largest of its neighbours'.
+    """Map features (batch, n, width) to features of centres (batch, s, 2·width), the maximum over their neighbours.
 
-    A neighbour is described by how it differs from its centre, and by the centre.
+    A neighbour is described by its difference from the centre, and by the centre.
     """
 
     def __init__(self, width: int) -> None:
@@ -28,8 +28,8 @@ class NeighbourEmbedding(nn.Module):
         self.embed = embedding(2 * width, 2 * width)
 
     def forward(self, x: Tensor, around: Neighbourhoods) -> Tensor:
-        centres, neighbours = (numbers.long() for numbers in around)
-        # pair(neighbour − centre, centre), with the products taken once a point instead of once a pair.
+        centres, neighbours = (indices.long() for indices in around)
+        # pair(neighbour − centre, centre), with one product per point instead of one per pair.
         difference, centre = self.pair.weight.chunk(2, -1)
         own = take_points(x, centres) @ (centre - difference).mT
         pairs = take_points(x @ difference.mT, neighbours) + own[:, :, None]
@@ -37,19 +37,20 @@ class NeighbourEmbedding(nn.Module):
 
 
 class PointCloudTransformer(nn.Module):
-    """Point clouds (batch, n, features) to logits (batch, classes), whatever the order of the points.
+    """Classify point clouds (batch, n, features): logits (batch, classes), independent of the order of the points.
 
-    Each point is embedded in `dim` features, then the neighbourhoods of fewer and fewer centres in twice as many each
-    time; `layers` of offset attention follow. All that they gave, and what they began with, becomes `fused` features of
-    a point; their largest values and their means over the points go into a perceptron.
+    Each point is embedded in `dim` features. Each stage then embeds the neighbourhoods of fewer centres in twice as
+    many features. `layers` layers of offset attention follow. Their outputs and their input are mapped to `fused`
+    features per point, whose maxima and means over the points go into a perceptron.
 
-    The defaults are those of Guo et al. 2021. Centres start from the point farthest from the mean, not from the first,
-    so that the order of the points does not matter. Their paper pools by maximum and mean, their code by maximum only.
+    The defaults are those of Guo et al. 2021. Centres start from the point farthest from the mean, not from the first
+    one, so that the order of the points does not matter. Their paper pools by maximum and mean, their code by maximum
+    only.
 
     Args:
-        sizes, neighbours: centres of each stage, and the neighbours of each.
-        hidden: width of the perceptron; its second layer has half of it.
-        mean_pool: whether the means are there beside the maxima.
+        sizes, neighbours: number of centres of each stage, and of neighbours of each centre.
+        hidden: width of the perceptron's first layer; its second layer has half of it.
+        mean_pool: whether to pool by mean as well as by maximum.
         n_iters, tau, port: of every `OffsetAttention`. `n_iters=1` is SoftMax, `n_iters=2, port=True` as published.
 
     Examples:
@@ -80,8 +81,8 @@ class PointCloudTransformer(nn.Module):
         super().__init__()
         if not sizes or any(size < neighbours for size in sizes[:-1]) or list(sizes) != sorted(sizes, reverse=True):
             raise ValueError(
-                "PointCloudTransformer: sizes must fall from stage to stage, and each but the last hold the neighbours "
-                f"of the next; got sizes={tuple(sizes)}, neighbours={neighbours}."
+                "PointCloudTransformer: sizes must fall from stage to stage, and all but the last must be at least "
+                f"neighbours; got sizes={tuple(sizes)}, neighbours={neighbours}."
             )
         self.sizes, self.neighbours, self.mean_pool = tuple(sizes), neighbours, mean_pool
         self.embed = nn.Sequential(embedding(features, dim), embedding(dim, dim))
@@ -107,22 +108,22 @@ class PointCloudTransformer(nn.Module):
         )
 
     def forward(self, points: Tensor, around: Sequence[Neighbourhoods] | None = None) -> Tensor:
-        """`around` is `self.neighbourhoods(points)`, where somebody has kept it."""
+        """Return the logits; `around` can be given as `self.neighbourhoods(points)` if it was computed before."""
         around = self.neighbourhoods(points) if around is None else around
         x = self.embed(points)
         for stage, own in zip(self.stages, around, strict=True):
             x = stage(x, own)
-        seen = [x]
+        outputs = [x]
         x = self.mix(x)
         for layer in self.attention:
             x = layer(x)
-            seen.append(x)
-        x = self.fuse(torch.cat(seen, -1))
+            outputs.append(x)
+        x = self.fuse(torch.cat(outputs, -1))
         pooled = [x.amax(1), x.mean(1)] if self.mean_pool else [x.amax(1)]
         return self.head(torch.cat(pooled, -1))
 
     def neighbourhoods(self, points: Tensor) -> tuple[Neighbourhoods, ...]:
-        """The centres of each stage and their neighbours: they depend on the points alone, not on the weights."""
+        """Return the centres of each stage and their neighbours, which depend on the points only, not on weights."""
         least = max(self.sizes[0], self.neighbours)
         if points.shape[1] < least:
             raise ValueError(

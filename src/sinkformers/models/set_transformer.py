@@ -1,4 +1,4 @@
-"""The Set Transformer's classifier, and its Sinkformer: the same parameters, another normalisation."""
+"""The classifier of Set Transformers; with `n_iters` > 1 a Sinkformer with the same parameters."""
 
 from typing import Any
 
@@ -8,26 +8,25 @@ from sinkformers.modules import ISAB, PMA, SAB
 from sinkformers.modules.set_blocks import Plan, ScaleBy
 
 
-def unscaled_plan(seen: Tensor) -> Tensor:
-    """What heads (batch, heads, n, d) would have seen with rows that sum to 1/n, as in the paper's own code.
+def unscaled_plan(attended: Tensor) -> Tensor:
+    """Return the heads' output (batch, heads, n, d) as it is with rows that sum to 1/n, as in the paper's own code.
 
-    That code takes Sinkhorn's transport plan, whose entries sum to 1, for the attention matrix.
+    That code uses Sinkhorn's transport plan, whose entries sum to 1, as the attention matrix.
     """
-    return seen / seen.shape[-2]
+    return attended / attended.shape[-2]
 
 
 class SetTransformer(nn.Module):
-    """Sets (batch, n, features) to logits (batch, classes), whatever the order of their elements.
+    """Classify sets (batch, n, features): logits (batch, classes), independent of the order of the elements.
 
-    The paper's: two ISAB, then a SAB and a PMA, and a linear head. The SAB compares all elements, in time n²; its
-    authors' code leaves it out (`sab=False`), and drops half of what goes into the PMA and out of it (`dropout=0.5`).
+    As in the paper: two ISAB, a SAB, a PMA and a linear head. The SAB compares all pairs of elements in time n². The
+    authors' code leaves it out (`sab=False`), and uses dropout before and after the PMA (`dropout=0.5`).
 
     Args:
-        dim, heads, inducing: width of the elements, number of heads, number of inducing points of each ISAB.
-        seeds: of the PMA; all of them go into the head. A single one stays SoftMax, unless `literal_pool`.
-        norm, scale_by: of every `MAB`, as there.
-        plan: of every `MAB`, as there; `unscaled_plan` is the authors'.
-        n_iters, tau: of every `MAB`. `n_iters=1` is the Set Transformer.
+        dim, heads, inducing: number of features of an element, of heads, and of inducing points of each ISAB.
+        seeds: number of seeds of the PMA; the head takes all of them. A single one uses SoftMax, unless `literal_pool`.
+        norm, scale_by, plan: as in `MAB`, for every one; `unscaled_plan` is the authors' plan.
+        n_iters, tau: as in `MAB`, for every one. `n_iters=1` is the Set Transformer.
 
     Examples:
         >>> import torch
@@ -70,7 +69,7 @@ class SetTransformer(nn.Module):
         self.head = nn.Linear(seeds * dim, classes)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at valid elements. What stands in the others changes no logit and no gradient."""
+        """Return the logits; `mask` (batch, n) is True at valid elements; others change no logit and no gradient."""
         for block in self.encoder:
             x = block(x, mask)
         if self.sab is not None:

@@ -1,4 +1,4 @@
-"""A classifier of texts: an encoder and a maximum over its tokens; at `n_iters=1` it is a Transformer."""
+"""A text classifier: an encoder, and a maximum over its tokens. At `n_iters=1` it is a Transformer."""
 
 from typing import Literal
 
@@ -11,18 +11,18 @@ Positions = Literal["sinusoidal", "learned"]
 
 
 class TextEncoder(nn.Module):
-    """Numbers of tokens (batch, n) to logits (batch, classes); what `mask` leaves out changes nothing.
+    """Classify texts of token ids (batch, n): logits (batch, classes), which do not depend on masked tokens.
 
-    A token is embedded and given its position; after `depth` layers each feature is read out at the token where it is
-    largest. Texts may be as long as `length`.
+    Tokens are embedded with their positions; after `depth` layers each feature is pooled by its maximum over the
+    tokens. Texts have at most `length` tokens.
 
     Args:
-        vocabulary: how many numbers there are.
-        hidden: width inside the feed-forward networks.
+        vocabulary: number of token ids.
+        hidden: width of the feed-forward networks.
         norm: `"post"`, LayerNorm after each sum, or `"pre"`, before each layer.
-        positions: `"sinusoidal"`, which are no parameters, or `"learned"`.
+        positions: `"sinusoidal"`, without parameters, or `"learned"`.
         n_iters, tau: of every `SelfAttention`. `n_iters=1` is a Transformer.
-        dropout: of the embedded tokens and of what each layer adds.
+        dropout: probability of dropping an entry of the embedded tokens, and of what each layer adds.
 
     Examples:
         >>> import torch
@@ -66,7 +66,7 @@ class TextEncoder(nn.Module):
         self.head = nn.Linear(dim, classes)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` (batch, n) is True at the tokens of the text. Of a text without any the encoder says 0."""
+        """Return the logits; `mask` (batch, n) is True at valid tokens. A text without any is pooled to zeros."""
         self._check(tokens)
         x = self.dropout(self.embed(valid_numbers(tokens, mask)) + self.positions[: tokens.shape[-1]])
         return self.head(self.pool(self.encoder(x, mask), mask))
@@ -78,12 +78,12 @@ class TextEncoder(nn.Module):
             )
         if tokens.shape[1] > self.length:
             raise ValueError(
-                f"TextEncoder: texts may have {self.length} tokens; got {tokens.shape[1]}. Cut them, or build with "
-                "length."
+                f"TextEncoder: texts may have {self.length} tokens; got {tokens.shape[1]}. Cut them, or build "
+                "the model with a larger length."
             )
 
     def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The maximum of each feature over the tokens of a text: (batch, n, dim) to (batch, dim)."""
+        """Return the maximum of each feature over the valid tokens: (batch, n, dim) to (batch, dim)."""
         if mask is None:
             return x.amax(-2)
         most = x.masked_fill(~mask[..., None], -torch.inf).amax(-2)

@@ -1,4 +1,4 @@
-"""The Vision Transformer, and its Sinkformer: the same parameters, another normalisation."""
+"""The Vision Transformer; with `n_iters` > 1 a Sinkformer with the same parameters."""
 
 import math
 from typing import Literal
@@ -12,9 +12,9 @@ Readout = Literal["cls", "mean"]
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network, each after a LayerNorm and beside a skip connection.
+    """Attention, then a feed-forward network, each after a LayerNorm and with a skip connection.
 
-    Without a feed-forward network (`mlp_dim=0`) the block is attention alone.
+    With `mlp_dim=0` there is no feed-forward network.
     """
 
     def __init__(self, dim: int, attention: SelfAttention, mlp_dim: int, dropout: float) -> None:
@@ -35,18 +35,18 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images (batch, channels, image, image) to logits (batch, classes).
+    """Classify images (batch, channels, image, image): logits (batch, classes).
 
-    An image is cut into square patches, each is embedded linearly and given a learned position, and the tokens go
-    through `depth` blocks. With `readout="cls"` one more token is read out; with `"mean"` the mean of all patches is.
-    Positions and the CLS token start from a standard normal distribution.
+    An image is cut into square patches, which are embedded linearly and get learned positions; the tokens go through
+    `depth` blocks. With `readout="cls"` the head reads an additional CLS token; with `"mean"` it reads the mean of all
+    patches. Positions and the CLS token start from a standard normal distribution.
 
-    Mean pooling directly after a converged layer sees no more of its attention than the mean of its values, since the
-    columns sum to one: with `depth=1` and many iterations, queries and keys stop learning.
+    Mean pooling directly after a converged layer depends on the mean of its values only, since the columns sum to one.
+    So with `depth=1` and many iterations, queries and keys get almost no gradient.
 
     Args:
         n_iters, tau, tie_qk: of every `SelfAttention`. `n_iters=1` is a Transformer.
-        mlp_dim: width inside the feed-forward networks; 0 leaves them out.
+        mlp_dim: width of the feed-forward networks; 0 leaves them out.
 
     Examples:
         >>> import torch

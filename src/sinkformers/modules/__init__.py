@@ -1,4 +1,4 @@
-"""`nn.Module` shells of the operator and the attention."""
+"""`nn.Module`s for the operator and for attention."""
 
 from sinkformers.modules.equilibrium import EquilibriumAttention, EquilibriumInfo
 from sinkformers.modules.invertible import InvertibleAttention

@@ -1,4 +1,4 @@
-"""`EquilibriumAttention`: tokens at rest between their inputs and the energy whose flow Sinkhorn attention is."""
+"""`EquilibriumAttention`: the minimiser of Sinkhorn attention's energy plus a quadratic pull to the inputs."""
 
 import math
 import warnings
@@ -15,37 +15,38 @@ from sinkformers.core.modes import without_autocast
 from sinkformers.modules.heads import head_width, join_heads, split_heads, zero_masked
 from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.newton import conjugate_gradients, find_zero, linearise, norm
+from sinkformers.modules.representation import describe
 
 CALLER = "EquilibriumAttention"
 
 
 class EquilibriumInfo(NamedTuple):
-    """The evidence that comes with `EquilibriumAttention(...)(z, return_info=True)`, one value a sample."""
+    """The evidence returned by `EquilibriumAttention(...)(z, return_info=True)`, one value per sample."""
 
     error: Tensor
-    """The minimiser is at most this far away, in the Euclidean norm of all tokens: |gradient| / pull."""
+    """A bound on the distance to the minimiser, in the Euclidean norm of all tokens: |gradient| / pull."""
     steps: Tensor
-    """Newton steps taken."""
+    """Number of Newton steps."""
     converged: Tensor
     """Whether the error is at most √eps·|z| (1.5e-8 in float64, 3.5e-4 in float32); the aim is eps^¾."""
 
 
 class EquilibriumAttention(nn.Module):
-    """The minimiser x of `F^∞(x) + pull/(2n) · Σ_i |x_i − z_i|²`, of input tokens z.
+    """Map input tokens z to the minimiser x of `F^∞(x) + pull/(2n) · Σ_i |x_i − z_i|²`.
 
     `F^∞` is the energy that Sinkhorn attention descends: with scores `x_i·A x_j / eps`, `A = WᵀW` and `W_V = −A`, it is
-    `−½ ∫ k^∞ log(k^∞/k⁰)` over pairs of tokens, summed over heads. So each token rests where its attention and its
-    input balance: `pull·(x_i − z_i) = T^∞(x_i) = −(1/eps) Σ_j K^∞_ij A x_j`. `F^∞` is convex, so that every positive
-    pull has one minimiser.
+    `−½ ∫ k^∞ log(k^∞/k⁰)` over pairs of tokens, summed over heads. At the minimiser, attention and input balance:
+    `pull·(x_i − z_i) = T^∞(x_i) = −(1/eps) Σ_j K^∞_ij A x_j`. `F^∞` is convex, so there is one minimiser for every
+    positive pull.
 
     Args:
-        dim: width of the tokens.
-        num_heads, head_dim: how many heads, and how wide each is; `head_dim` is `dim // num_heads` if not given.
-        pull: λ, how strongly a token is held at its input; positive. A tensor that is a parameter is learned.
+        dim: number of features of a token.
+        num_heads, head_dim: number of heads, and features of each; `head_dim` is `dim // num_heads` by default.
+        pull: λ > 0, the strength of the pull to the input. A tensor that is a parameter is learned.
         eps: divides the scores; √head_dim by default. A tensor that is a parameter is learned.
 
-    The gradient is that of the minimiser (implicit function theorem): input and output are kept for it, however many
-    steps were taken. Masked tokens come out as they went in, and change no other output and no gradient.
+    The gradient is that of the minimiser (implicit function theorem); only input and output are kept for it, for any
+    number of steps. Masked tokens are returned unchanged, and change no other output and no gradient.
 
     Examples:
         >>> import torch
@@ -85,9 +86,9 @@ class EquilibriumAttention(nn.Module):
     def forward(
         self, z: Tensor, mask: Tensor | None = None, *, return_info: bool = False
     ) -> Tensor | tuple[Tensor, EquilibriumInfo]:
-        """The minimiser (…, n, dim) for tokens z; `mask` (…, n) is True at valid tokens.
+        """Return the minimiser (…, n, dim) for tokens z; `mask` (…, n) is True at valid tokens.
 
-        With `return_info`, `(x, EquilibriumInfo)`; without, samples that have not converged are reported in a
+        With `return_info`, return `(x, EquilibriumInfo)`. Without it, samples that have not converged cause a
         `ConvergenceWarning`.
         """
         checks.tensor(CALLER, "z", z, min_dim=2)
@@ -113,18 +114,20 @@ class EquilibriumAttention(nn.Module):
         return x
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, pull={_shown(self.pull)}, eps={_shown(self.eps)}"
+        head_dim = None if self.project.out_features == self.project.in_features else self.head_dim
+        settings = {"pull": _shown(self.pull), "eps": _shown(self.eps)}
+        return describe(num_heads=self.num_heads, **settings, head_dim=head_dim)
 
 
 class _Minimiser(torch.autograd.Function):
-    """z, weight, pull and eps to the minimiser; its gradient by one linear system at the minimiser."""
+    """The minimiser as a function of z, weight, pull and eps; the gradient solves one linear system."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, z: Tensor, weight: Tensor, pull: Tensor, eps: Tensor, mask: Tensor | None, num_heads: int
     ) -> tuple[Tensor, ...]:
         unit, stiffness = torch.finfo(z.dtype).eps, torch.linalg.matrix_norm(weight, 2).square() / eps
-        # An error of eps^¾·|z|, or what rounding leaves of a gradient whose terms are as large as these.
+        # An error of eps^¾·|z|, or the rounding of a gradient with terms of this size.
         goal = torch.maximum(unit**0.75 * pull, 16 * unit * (pull + stiffness)) * norm(z)
         found = find_zero(_balance(z, weight, pull, eps, mask, num_heads), z, goal)
         ctx.save_for_backward(z, weight, pull, eps, mask, found.x)
@@ -153,18 +156,18 @@ class _Minimiser(torch.autograd.Function):
 def _balance(
     z: Tensor, weight: Tensor, pull: Tensor, eps: Tensor, mask: Tensor | None, num_heads: int
 ) -> Callable[[Tensor], Tensor]:
-    """n times the gradient of what is minimised, as a function of x: `pull·(x − z) − T^∞(x)`."""
-    alive = None if mask is None else mask[..., None, :]
+    """Return n times the gradient of the objective, as a function of x: `pull·(x − z) − T^∞(x)`."""
+    heads_mask = None if mask is None else mask[..., None, :]
 
     def balance(x: Tensor) -> Tensor:
-        attended = limit_attention(split_heads(F.linear(x, weight), num_heads), alive, 1 / eps)
+        attended = limit_attention(split_heads(F.linear(x, weight), num_heads), heads_mask, 1 / eps)
         return pull * (x - z) + F.linear(join_heads(attended), weight.T) / eps
 
     return balance
 
 
 def _positive(name: str, value: float | Tensor) -> float | Tensor:
-    """A positive number, or a tensor that holds one."""
+    """Return a positive number, or a tensor with one positive number; raise for anything else."""
     if not isinstance(value, Tensor):
         return checks.positive(CALLER, name, value)
     if value.numel() != 1 or not value.is_floating_point():
@@ -174,11 +177,11 @@ def _positive(name: str, value: float | Tensor) -> float | Tensor:
         )
     if not value.item() > 0:
         raise ValueError(
-            f"{CALLER}: {name} must be positive, and any positive {name} will do; got {value.item():.6g}. "
-            f"Where {name} is learned, torch.nn.utils.parametrize can keep it positive, as an exponential."
+            f"{CALLER}: {name} must be positive; got {value.item():.6g}. If {name} is learned, "
+            "torch.nn.utils.parametrize can keep it positive, for example as an exponential."
         )
     return value
 
 
-def _shown(value: float | Tensor) -> float:
-    return round(float(value), 6)
+def _shown(value: float | Tensor) -> float | Tensor:
+    return value if isinstance(value, Tensor) else round(value, 6)

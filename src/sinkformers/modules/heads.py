@@ -1,20 +1,21 @@
-"""What our attention modules share: `Heads`, which conversion puts its own settings into, and how tokens are split."""
+"""`Heads`, the base class of our attention modules, and functions to split, join and mask tokens."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from sinkformers.attention import masks, sinkhorn_attention
 from sinkformers.core import checks
+from sinkformers.modules.representation import describe
 
 
 class Heads(nn.Module):
-    """Heads (batch, heads, n, d) that attend to others (batch, heads, m, d), `n_iters` normalisations each.
+    """Attention of heads (batch, heads, n, d) to heads (batch, heads, m, d) with `n_iters` normalisations.
 
     Args:
         n_iters, tau: as in `sinkhorn`.
-        scale: of the dot products; 1/√d if not given.
-        dropout: of the weights, while training.
+        scale: factor of the dot products; 1/√d by default.
+        dropout: probability of dropping a weight in training.
     """
 
     num_heads: int
@@ -33,7 +34,7 @@ class Heads(nn.Module):
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
     ) -> Tensor:
-        """The output (batch, heads, n, e); masks (batch, n) and (batch, m) are True at the tokens that take part."""
+        """Return the output (batch, heads, n, e); masks (batch, n) and (batch, m) are True at valid tokens."""
         return sinkhorn_attention(
             query,
             key,
@@ -46,32 +47,42 @@ class Heads(nn.Module):
             key_mask=key_mask,
         )
 
+    def _settings(self) -> dict[str, Any]:
+        """`n_iters` and `tau` as `extra_repr` shows them."""
+        return {"n_iters": self.n_iters, "tau": self.tau}
+
 
 class SoftMaxOnly(nn.Module):
-    """Attention that must stay SoftMax, because a column sum would run over later positions of a sequence that is
-    being written: that of its own positions, `"causal"`, or that to a source, `"cross"`."""
+    """Attention of a decoder, which must stay SoftMax: a column sum would run over later positions of the target.
+
+    `kind` is `"causal"` for self-attention of the target, and `"cross"` for attention to the source.
+    """
 
     kind: Literal["causal", "cross"]
+    num_heads: int
+
+    def extra_repr(self) -> str:
+        return describe(num_heads=self.num_heads)
 
 
 def head_width(caller: str, dim: int, num_heads: int, head_dim: int | None) -> int:
-    """`head_dim`, or the equal share of `dim` where it is not given."""
+    """Return `head_dim`, or `dim // num_heads` if it is None."""
     if num_heads < 1 or (head_dim is not None and head_dim < 1):
         got = f"num_heads={num_heads}" + ("" if head_dim is None else f", head_dim={head_dim}")
         raise ValueError(f"{caller}: num_heads and head_dim must be whole numbers ≥ 1; got {got}.")
     if head_dim is None and dim % num_heads:
         raise ValueError(
-            f"{caller}: num_heads must divide dim, or head_dim be given; got num_heads={num_heads}, dim={dim}."
+            f"{caller}: num_heads must divide dim, or head_dim must be given; got num_heads={num_heads}, dim={dim}."
         )
     return head_dim or dim // num_heads
 
 
 def zero_masked(caller: str, name: str, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Tokens (…, n, dim) with the masked ones set to zero; `mask` (…, n), an argument called `name`, is True at valid
-    tokens.
+    """Return tokens (…, n, dim) with the masked ones set to zero; `mask` (…, n) is True at valid tokens.
 
-    Every module and model does this where masked tokens enter. What stands there, NaN included, would otherwise reach
-    the gradients of projections, norms and feed-forward networks: their gradients multiply it by zero.
+    Every module and model does this to its input. The contents of masked tokens, NaN included, would otherwise reach
+    the gradients of projections, norms and feed-forward networks, which multiply them by zero. `name` is the name of
+    the argument `mask` in messages.
     """
     if mask is None:
         return tokens
@@ -80,10 +91,10 @@ def zero_masked(caller: str, name: str, tokens: Tensor, mask: Tensor | None) -> 
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Tokens (…, n, heads·d) as heads (…, heads, n, d)."""
+    """Return tokens (…, n, heads·d) as heads (…, heads, n, d)."""
     return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
 
 
 def join_heads(heads: Tensor) -> Tensor:
-    """Heads (…, heads, n, d) as tokens (…, n, heads·d)."""
+    """Return heads (…, heads, n, d) as tokens (…, n, heads·d)."""
     return heads.transpose(-3, -2).flatten(-2)

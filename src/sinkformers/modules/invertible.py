@@ -1,4 +1,4 @@
-"""`InvertibleAttention`: a residual attention layer that can be run backwards."""
+"""`InvertibleAttention`: a residual attention layer with an inverse."""
 
 import math
 from collections.abc import Callable
@@ -14,26 +14,27 @@ from sinkformers.core import checks
 from sinkformers.modules.heads import head_width, join_heads, split_heads
 from sinkformers.modules.limit_attention import limit_attention
 from sinkformers.modules.lipschitz import limit_bound, softmax_bound
+from sinkformers.modules.representation import describe
 
 CALLER = "InvertibleAttention"
 Product = Callable[[Tensor], Tensor]
 
 
 class InvertibleAttention(nn.Module):
-    """Residual L2 attention `y = x + branch(x)` whose branch is a contraction, so that `inverse(y)` gives x back.
+    """Residual L2 attention `y = x + branch(x)`; the branch is a contraction, so `inverse(y)` returns x.
 
-    Queries, keys and values are one projection of the tokens. The branch is scaled down, where it has to be, until its
-    Lipschitz bound is `contraction`; the bound counts the valid tokens.
+    Queries, keys and values are one projection of the tokens. If the Lipschitz bound of the branch exceeds
+    `contraction`, the branch is scaled down to it. The bound depends on the number of valid tokens.
 
     Args:
-        dim: width of the tokens.
-        num_heads, head_dim: how many heads, and how wide each is; `head_dim` is `dim // num_heads` if not given.
-        n_iters: how many normalisations; 1 is SoftMax, `math.inf` the doubly stochastic limit. For these two the bound
-            is proven. Between them it is not: the larger of both is used, `local_norm` measures at an input, and
-            `inverse` checks as it runs.
-        contraction: how far the branch may stretch a distance, in (0, 1).
+        dim: number of features of a token.
+        num_heads, head_dim: number of heads, and features of each; `head_dim` is `dim // num_heads` by default.
+        n_iters: number of normalisations; 1 is SoftMax, `math.inf` the doubly stochastic limit. The bound is proven for
+            these two. For other numbers the larger of both bounds is used, without proof; `local_norm` measures the
+            Lipschitz constant at an input, and `inverse` raises if it does not converge.
+        contraction: the largest Lipschitz constant of the branch, in (0, 1).
 
-    Masked tokens come out as they went in, and change no other output and no gradient.
+    Masked tokens are returned unchanged, and change no other output and no gradient.
 
     Examples:
         >>> import math, torch
@@ -56,8 +57,8 @@ class InvertibleAttention(nn.Module):
         super().__init__()
         if not 0 < checks.number(CALLER, "contraction", contraction) < 1:
             raise ValueError(
-                f"{CALLER}: contraction must lie between 0 and 1, or nothing says that there is an inverse; "
-                f"got {contraction!r}. 0.9 leaves the branch most of its size."
+                f"{CALLER}: contraction must lie between 0 and 1, or the layer may have no inverse; "
+                f"got {contraction!r}. Use 0.9, for example."
             )
         self.num_heads, self.head_dim = num_heads, head_width(CALLER, dim, num_heads, head_dim)
         self.n_iters = n_iters if n_iters == math.inf else checks.iterations(CALLER, n_iters)
@@ -66,22 +67,21 @@ class InvertibleAttention(nn.Module):
         self.out = nn.Linear(self.num_heads * self.head_dim, dim, bias=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`x + branch(x)` of tokens (…, n, dim); `mask` (…, n) is True at valid tokens."""
+        """Return `x + branch(x)` for tokens (…, n, dim); `mask` (…, n) is True at valid tokens."""
         self._check(x, mask)
         return x + zero_masked(self._gain(x, mask) * self._branch(x, mask), mask)
 
     @torch.no_grad()
     def inverse(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The x with `forward(x, mask) = y`, by iterating `x ← y − branch(x)`; no gradient goes through it.
+        """Return the x with `forward(x, mask) = y`, by iterating `x ← y − branch(x)`; it has no gradient.
 
-        It ends once a contraction cannot move any sample by more than `eps^¾·|y|` any more (2e-12 in float64, 6e-6 in
-        float32). Until then each difference of successive iterates has to be smaller than the one before it; otherwise
-        a RuntimeError says so.
+        The iteration ends when a contraction can move no sample by more than `eps^¾·|y|` (2e-12 in float64, 6e-6 in
+        float32). If the differences of successive iterates do not shrink until then, it raises a RuntimeError.
         """
         self._check(y, mask)
         gain, eps, size = self._gain(y, mask), torch.finfo(y.dtype).eps, _size(zero_masked(y, mask))
         goal, rounding = eps**0.75 * size, 16 * eps * size
-        # As many as it takes if every difference is `contraction` times the one before it.
+        # The number of steps needed if every difference is `contraction` times the one before it.
         most = 2 + math.ceil(math.log(eps**0.75 * (1 - self.contraction)) / math.log(self.contraction))
         x, before, step = y, torch.full_like(size, math.inf), 0
         while True:
@@ -90,19 +90,19 @@ class InvertibleAttention(nn.Module):
             now = _size(zero_masked(new - x, mask))
             x, ratio, before = new, now / before, now
             rate = ratio.clamp(self.contraction, 1.0)
-            # NaN will not get better; it ends too.
+            # NaN compares as false, so samples with NaN end here.
             going = (now > rounding) & (now * rate > goal * (1 - rate))
             if not going.any():
                 return x
             if step == most or (going & (ratio >= 1)).any():
-                raise RuntimeError(self._complaint(ratio[going].max().item(), step))
+                raise RuntimeError(self._message(ratio[going].max().item(), step))
 
     @torch.no_grad()
     def local_norm(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """How far the branch stretches small changes of x at most: the spectral norm of its Jacobian *at this input*.
+        """Return the spectral norm of the branch's Jacobian *at this input*, one value per sample (…).
 
-        One value a sample (…), by power iteration with products by the Jacobian and its transpose, to three digits and
-        from below. It says nothing about other inputs; below 1 the layer can be inverted near this one.
+        It is computed by power iteration with the Jacobian and its transpose, from below, to three digits. If it is
+        below 1, the layer can be inverted near this input; it gives no bound at other inputs.
         """
         self._check(x, mask)
         gain, (push, pull) = self._gain(x, mask), self._products(self._heads(x, mask), mask)
@@ -120,7 +120,7 @@ class InvertibleAttention(nn.Module):
 
     @torch.enable_grad()
     def _products(self, tokens: Tensor, mask: Tensor | None) -> tuple[Product, Product]:
-        """The products with the Jacobian of attention at heads `tokens`, and with its transpose."""
+        """Return the products with the Jacobian of attention at heads `tokens`, and with its transpose."""
         tokens = tokens.detach().requires_grad_()
         out = self._attend(tokens, mask, backend="reference")
 
@@ -131,7 +131,7 @@ class InvertibleAttention(nn.Module):
             return pull, pull
         probe = torch.zeros_like(out, requires_grad=True)
         (pulled,) = torch.autograd.grad(out, tokens, probe, create_graph=True)
-        # What is linear in the probe has the transpose of a transpose for its own gradient.
+        # `pulled` is linear in the probe, by the transposed Jacobian; its own gradient transposes that again.
         return lambda vector: torch.autograd.grad(pulled, probe, vector, retain_graph=True)[0], pull
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
@@ -141,7 +141,7 @@ class InvertibleAttention(nn.Module):
             checks.mask(CALLER, "mask", mask, x.shape[:-1], "the tokens")
 
     def _gain(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """What the branch is multiplied with (…, 1, 1): 1, or less where its bound exceeds `contraction`."""
+        """Return the factor of the branch (…, 1, 1): 1, or less if its bound exceeds `contraction`."""
         if mask is None:
             count = x.new_full(x.shape[:-2], x.shape[-2])
         else:
@@ -158,7 +158,7 @@ class InvertibleAttention(nn.Module):
         return self.out(join_heads(self._attend(self._heads(x, mask), mask)))
 
     def _heads(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Heads (…, heads, n, head_dim) of tokens (…, n, dim), the padding silenced."""
+        """Return heads (…, heads, n, head_dim) of tokens (…, n, dim); masked tokens are zero."""
         return split_heads(self.project(zero_masked(x, mask)), self.num_heads)
 
     def _attend(self, tokens: Tensor, mask: Tensor | None, backend: str = "auto") -> Tensor:
@@ -168,18 +168,20 @@ class InvertibleAttention(nn.Module):
         options: dict[str, Any] = {"n_iters": self.n_iters, "query_mask": mask, "key_mask": mask, "backend": backend}
         return sinkhorn_attention(tokens, tokens, tokens, cost="l2", **options)
 
-    def _complaint(self, ratio: float, steps: int) -> str:
+    def _message(self, ratio: float, steps: int) -> str:
         remedy = "" if self.n_iters in (1, math.inf) else " n_iters=1 and n_iters=math.inf have a proven bound."
         return (
             f"{CALLER}: inverse does not converge at this y: after {steps} steps a difference of successive iterates "
-            f"is {ratio:.3g} times the one before it, where contraction={self.contraction} was asked for. Build the "
-            f"layer with a smaller contraction; local_norm(x, mask) tells how far it stretches.{remedy}"
+            f"is {ratio:.3g} times the one before it, but contraction={self.contraction} is required. Build the "
+            f"layer with a smaller contraction; local_norm(x, mask) measures its Lipschitz constant.{remedy}"
         )
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, n_iters={self.n_iters}, contraction={self.contraction}"
+        head_dim = None if self.project.out_features == self.project.in_features else self.head_dim
+        settings = {"n_iters": self.n_iters, "contraction": self.contraction}
+        return describe(num_heads=self.num_heads, **settings, head_dim=head_dim)
 
 
 def _size(x: Tensor) -> Tensor:
-    """The Euclidean norm of each sample's tokens, (…, 1, 1)."""
+    """Return the Euclidean norm of each sample's tokens, (…, 1, 1)."""
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)

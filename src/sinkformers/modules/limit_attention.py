@@ -1,8 +1,8 @@
-"""Attention of tokens to themselves at the limit of Sinkhorn's algorithm: queries, keys and values are one.
+"""Self-attention at the limit of Sinkhorn's algorithm, with the same tokens as queries, keys and values.
 
-The scores are symmetric and their exponentials positive semi-definite, which helps twice. The limit is reached at a
-rate of ½ however sharp the scores are, where alternating may take ages; and its gradient solves a system whose
-eigenvalues lie between 1 and 2.
+The scores are symmetric and their exponentials positive semi-definite, which has two advantages. The error halves with
+each step however sharp the scores are, while alternating steps can converge very slowly. And the gradient solves a
+system whose eigenvalues lie between 1 and 2.
 """
 
 import math
@@ -15,34 +15,34 @@ from torch.autograd.function import once_differentiable
 from sinkformers.attention.masks import centred, zero_masked
 
 
-def limit_attention(tokens: Tensor, alive: Tensor | None, scale: float | Tensor) -> Tensor:
-    """`K^∞ q` of tokens q (…, n, d) with scores `scale·q_i·q_j`, or `−½·scale·|q_i − q_j|²`: they have one limit.
+def limit_attention(tokens: Tensor, mask: Tensor | None, scale: float | Tensor) -> Tensor:
+    """Return `K^∞ q` for tokens q (…, n, d) with scores `scale·q_i·q_j` or `−½·scale·|q_i − q_j|²`.
 
-    `alive` (…, n) is True at the tokens that take part; the others give zeros. The gradient is that of the limit, and
-    the Jacobian is symmetric and positive semi-definite (docs/layers.md).
+    Both scores have the same limit. `mask` (…, n) is True at valid tokens; outputs at the others are zero. The gradient
+    is that of the limit, and the Jacobian is symmetric and positive semi-definite (docs/layers.md).
     """
     if tokens.shape[-2] == 0:
         return tokens
-    tokens = zero_masked(tokens, alive)
-    near, _ = centred(tokens, tokens, alive)  # an offset that all tokens share would only cost precision
+    tokens = zero_masked(tokens, mask)
+    near, _ = centred(tokens, tokens, mask)  # an offset common to all tokens would only cost precision
     scores = scale * near @ near.mT
     half = 0.5 * scores.diagonal(dim1=-2, dim2=-1)
     scores = scores - half[..., None] - half[..., None, :]
-    if alive is not None:
-        scores = scores.masked_fill(~(alive[..., None] & alive[..., None, :]), -torch.inf)
-    return zero_masked(_SymmetricLimit.apply(scores) @ tokens, alive)
+    if mask is not None:
+        scores = scores.masked_fill(~(mask[..., None] & mask[..., None, :]), -torch.inf)
+    return zero_masked(_SymmetricLimit.apply(scores) @ tokens, mask)
 
 
 class _SymmetricLimit(torch.autograd.Function):
-    """The doubly stochastic `exp(C_ij + f_i + f_j)`, and the gradient along changes of C that are symmetric too."""
+    """The doubly stochastic `exp(C_ij + f_i + f_j)`, with the gradient along symmetric changes of C."""
 
     @staticmethod
     def forward(scores: Tensor) -> Tensor:
-        alive = scores.amax(-1) != -torch.inf
+        valid = scores.amax(-1) != -torch.inf
         f = torch.zeros_like(scores[..., 0])
         for _ in range(_steps(scores.dtype, 2) + 10):
-            # The mean of an alternating step and of the f before it.
-            f = torch.where(alive, 0.5 * (f - torch.logsumexp(scores + f[..., None, :], -1)), 0.0)
+            # The mean of an alternating step and of the previous f.
+            f = torch.where(valid, 0.5 * (f - torch.logsumexp(scores + f[..., None, :], -1)), 0.0)
         return torch.exp(scores + f[..., None] + f[..., None, :])
 
     @staticmethod
@@ -56,11 +56,11 @@ class _SymmetricLimit(torch.autograd.Function):
         local = 0.5 * weights * (grad + grad.mT)
         side = local.sum(-1, keepdim=True)
         x = torch.zeros_like(side)
-        for _ in range(_steps(side.dtype, 3)):  # (1 + P) x = side; with this step length the error falls to a third
+        for _ in range(_steps(side.dtype, 3)):  # (1 + P) x = side; this step length divides the error by 3
             x = x + (2 / 3) * (side - x - weights @ x)
         return local - weights * (x + x.mT)
 
 
 def _steps(dtype: torch.dtype, rate: int) -> int:
-    """How many steps, each dividing the error by `rate`, lead from 1 to the rounding of a dtype."""
+    """Return the number of steps, each dividing the error by `rate`, from 1 to the rounding of a dtype."""
     return math.ceil(-math.log(torch.finfo(dtype).eps, rate))

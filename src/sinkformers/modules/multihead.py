@@ -1,6 +1,6 @@
-"""`MultiheadAttention`: `nn.MultiheadAttention` with Sinkhorn where it has SoftMax."""
+"""`MultiheadAttention`: `nn.MultiheadAttention` with Sinkhorn in place of SoftMax."""
 
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +8,26 @@ from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
 from sinkformers.attention.arguments import refuse_causal
-from sinkformers.attention.masks import Masks, combine, zero_masked
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.core import checks
+from sinkformers.modules.multihead_masks import CALLER, as_batch, as_ignored, by_head, merge_masks, zero_masked_tokens
+from sinkformers.modules.representation import describe
 
-CALLER = "MultiheadAttention"
+PACKED = "_qkv_same_embed_dim"  # torch's private attribute, see `check_fused_kernel_is_off`
+_INITIALISING = "_sinkhorn_initialising"
+
+
+def check_fused_kernel_is_off(module: nn.MultiheadAttention) -> None:
+    """Raise if this version of torch does not have the attribute that keeps its fused SoftMax kernel off.
+
+    `nn.TransformerEncoderLayer` runs the fused kernel on the weights, without calling the module, unless
+    `_qkv_same_embed_dim` is false. Without that attribute the attention would silently be SoftMax.
+    """
+    if PACKED not in module.__dict__:
+        raise RuntimeError(
+            f"{CALLER}: nn.MultiheadAttention of torch {torch.__version__} has no attribute {PACKED}, so its fused "
+            "SoftMax kernel cannot be kept off. Use a version of torch that has it; the tests pass with 2.13."
+        )
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -22,15 +37,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         *args, **kwargs: those of `nn.MultiheadAttention`: embed_dim, num_heads, dropout, bias, add_bias_kv,
             add_zero_attn, kdim, vdim, batch_first, device, dtype.
         n_iters, tau: as in `sinkhorn`; `n_iters=1` is `nn.MultiheadAttention`, except at padded queries. A `tau` that
-            is an `nn.Parameter` is one more entry of the state_dict, and `tau` is its key.
-        allow_one_way_mask: accept an `attn_mask` that orders the tokens, as in `sinkhorn_attention`; then `is_causal`,
-            torch's hint that it does, is accepted too.
+            is an `nn.Parameter` adds the key `tau` to the state_dict.
+        allow_one_way_mask: accept an `attn_mask` that orders the tokens, as in `sinkhorn_attention`, and `is_causal`,
+            torch's hint that it does.
 
-    Boolean masks mean *ignore*, as in torch's module and unlike in `sinkhorn_attention`. A `key_padding_mask` takes the
-    padded keys out; where `query is key` it takes the padded queries out as well, since their rows would otherwise stay
-    in the column sums. In cross-attention pass `query_padding_mask`. The attention of a padded query is zero, so that
-    its output is the bias of the output projection; torch's module lets it attend to the valid keys. What stands in a
-    masked token, NaN included, changes no other output and no gradient. docs/attention.md lists all differences.
+    Boolean masks are True at what to *ignore*, as in torch's module and unlike in `sinkhorn_attention`. A
+    `key_padding_mask` masks keys. If `query is key` it masks the same queries too, because their rows would otherwise
+    count in the column sums. In cross-attention pass `query_padding_mask`. The attention of a padded query is zero, so
+    its output is the bias of the output projection; torch's module lets it attend to the valid keys. The contents of
+    masked tokens, NaN included, change no other output and no gradient. docs/attention.md lists all differences.
 
     Examples:
         >>> import torch, sinkformers
@@ -54,25 +69,27 @@ class MultiheadAttention(nn.MultiheadAttention):
         allow_one_way_mask: bool = False,
         **kwargs: Any,
     ) -> None:
+        self.__dict__[_INITIALISING] = True
         super().__init__(*args, **kwargs)
+        self.__dict__.pop(_INITIALISING, None)
+        check_fused_kernel_is_off(self)
         self.n_iters = checks.iterations(CALLER, n_iters)
         self.tau = checks.setting(CALLER, tau)
         self.allow_one_way_mask = allow_one_way_mask
 
-    # nn.TransformerEncoderLayer reads this attribute to decide whether its fused SoftMax kernel may take the weights
-    # and run without calling the module; the answer is no. Only torch's own initialisation needs the truth.
+    # Only torch's own initialisation gets the true value; false keeps the fused SoftMax kernel off.
     @property
     def _qkv_same_embed_dim(self) -> bool:
-        return self.__dict__.get("_initialising_packed", False)
+        return self.__dict__[PACKED] if self.__dict__.get(_INITIALISING) else False
 
     @_qkv_same_embed_dim.setter
     def _qkv_same_embed_dim(self, value: bool) -> None:
-        self.__dict__["_initialising_packed"] = value
+        self.__dict__[PACKED] = value
 
     def _reset_parameters(self) -> None:
-        self.__dict__["_initialising_packed"] = self.in_proj_weight is not None
+        self.__dict__[_INITIALISING] = True
         super()._reset_parameters()
-        del self.__dict__["_initialising_packed"]
+        del self.__dict__[_INITIALISING]
 
     def forward(
         self,
@@ -87,29 +104,32 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         query_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend; see `nn.MultiheadAttention.forward` for shapes. `query_padding_mask` is boolean (batch, n)."""
+        """Return the output, and the weights or None.
+
+        Shapes are those of `nn.MultiheadAttention.forward`; `query_padding_mask` is boolean (batch, n).
+        """
         if is_causal and attn_mask is None:
             raise ValueError(f"{CALLER}: is_causal is a hint that attn_mask is causal; got no attn_mask. Pass both.")
         any_mask = self.allow_one_way_mask or self.n_iters == 1 or (isinstance(self.tau, float) and self.tau == 0)
         if is_causal and not any_mask:
             refuse_causal(CALLER)
-        ignored = _ignored(key_padding_mask)
+        ignored = as_ignored(key_padding_mask)
         if query_padding_mask is None and query is key:
             query_padding_mask = ignored
         batched = self._check(query, key, value, key_padding_mask, query_padding_mask)
         query, key, value = self._arrange(query, key, value, batched)
         extra = (self.bias_k is not None) + bool(self.add_zero_attn)
         n, m = query.shape[1], key.shape[1]
-        attn_mask = _by_head(attn_mask, query, self.num_heads, m)
-        keys = None if ignored is None else ~_as_batch(ignored, batched)
-        queries = None if query_padding_mask is None else ~_as_batch(query_padding_mask, batched)
+        attn_mask = by_head(attn_mask, query, self.num_heads, m)
+        keys = None if ignored is None else ~as_batch(ignored, batched)
+        queries = None if query_padding_mask is None else ~as_batch(query_padding_mask, batched)
         if not any_mask and attn_mask is not None and attn_mask.shape[-2:] == (n, m):
-            # The user's own mask, which is known when it comes again; what is made of it below is not.
+            # Check the user's own tensor: the result is cached for it, and not for the masks that are derived below.
             tokens = (side if side is None else side[:, None] for side in (queries, keys))
             refuse_one_way(self._one_way_caller, attn_mask, *tokens, remedy=self._one_way_remedy, hides=True)
-        mask = _merge_masks(attn_mask, key_padding_mask, extra, batched)
+        mask = merge_masks(attn_mask, key_padding_mask, extra, batched)
         keys = None if keys is None else F.pad(keys, (0, extra), value=True)
-        query, key, value = _zero_masked(query, key, value, mask, queries, keys)
+        query, key, value = zero_masked_tokens(query, key, value, mask, queries, keys)
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         k, v = self._extend(k, v)
         out, weights = self._attend(q, k, v, mask, queries, keys, need_weights)
@@ -130,9 +150,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         keys: Tensor | None,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output and, where asked for, weights, of heads (batch, heads, n, d), in SDPA's conventions."""
+        """Return the output, and the weights if `need_weights`, of heads (batch, heads, n, d); masks as in SDPA."""
         options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": queries, "key_mask": keys}
-        options["allow_one_way_mask"] = True  # `forward` has refused what is not allowed
+        options["allow_one_way_mask"] = True  # `forward` has checked the mask
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             return attention_with_weights(query, key, value, mask, dropout, **options)
@@ -141,7 +161,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None
     ) -> bool:
-        """Refuse shapes that do not fit; tell whether there is a batch axis."""
+        """Raise if shapes do not match; return whether there is a batch axis."""
         for name, tokens in (("query", query), ("key", key), ("value", value)):
             checks.dense(CALLER, name, tokens)
         masks = {"key_padding_mask": key_padding, "query_padding_mask": query_padding}
@@ -170,7 +190,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return batched
 
     def _arrange(self, query: Tensor, key: Tensor, value: Tensor, batched: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Batch axis first; what was one tensor stays one."""
+        """Move the batch axis to the front; tensors that are identical stay identical."""
 
         def first(x: Tensor) -> Tensor:
             return x[None] if not batched else x if self.batch_first else x.transpose(0, 1)
@@ -193,7 +213,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def _extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values with the extra ones of `add_bias_kv` and `add_zero_attn`."""
+        """Append the extra keys and values of `add_bias_kv` and `add_zero_attn`."""
         if self.bias_k is not None and self.bias_v is not None:
             more = (self._split_heads(b.expand(key.shape[0], 1, -1)) for b in (self.bias_k, self.bias_v))
             key, value = (torch.cat(pair, 2) for pair in zip((key, value), more, strict=True))
@@ -201,82 +221,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
         return key, value
 
+    def _settings(self) -> dict[str, Any]:
+        """`n_iters` and `tau` as `extra_repr` shows them."""
+        return {"n_iters": self.n_iters, "tau": self.tau}
 
-@overload
-def _ignored(padding: Tensor) -> Tensor: ...
-
-
-@overload
-def _ignored(padding: None) -> None: ...
-
-
-def _ignored(padding: Tensor | None) -> Tensor | None:
-    """A padding mask as booleans, True to ignore; a float one ignores where it is minus infinity, or nearly."""
-    if padding is None or padding.dtype == torch.bool:
-        return padding
-    if not padding.is_floating_point():
-        raise TypeError(f"{CALLER}: key_padding_mask must be boolean (True to ignore) or float; got {padding.dtype}.")
-    return padding <= torch.finfo(padding.dtype).min / 2
-
-
-def _as_batch(padding: Tensor, batched: bool) -> Tensor:
-    return padding if batched else padding[None]
-
-
-def _by_head(attn_mask: Tensor | None, query: Tensor, heads: int, m: int) -> Tensor | None:
-    """A mask (n, m), or (batch, heads, n, m) where there is one per head, for queries (batch, n, embed_dim)."""
-    if attn_mask is None:
-        return None
-    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        raise TypeError(f"{CALLER}: attn_mask must be boolean (True to ignore) or float; got {attn_mask.dtype}.")
-    checks.dense(CALLER, "attn_mask", attn_mask)
-    checks.one_device(CALLER, "query", query, attn_mask=attn_mask)
-    batch, n = query.shape[:2]
-    if attn_mask.dim() not in (2, 3):
-        raise ValueError(f"{CALLER}: attn_mask must be (n, m) or (batch·heads, n, m); got {tuple(attn_mask.shape)}.")
-    if attn_mask.dim() == 3 and attn_mask.shape[0] != batch * heads:
-        raise ValueError(
-            f"{CALLER}: a 3-axis attn_mask must be (batch·heads, n, m), with batch·heads = {batch * heads}; "
-            f"got {tuple(attn_mask.shape)}."
-        )
-    shape = torch.Size((batch * heads, n, m)[-attn_mask.dim() :])
-    checks.broadcasts(CALLER, "attn_mask", attn_mask, shape, "(n, m) or (batch·heads, n, m)")
-    attn_mask = attn_mask if attn_mask.shape[-1] == m else attn_mask.expand(*attn_mask.shape[:-1], m)
-    return attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, heads))
-
-
-def _merge_masks(attn_mask: Tensor | None, key_padding: Tensor | None, extra: int, batched: bool) -> Tensor | None:
-    """What torch's module adds to the scores, in SDPA's conventions: boolean with True to attend, or a float bias."""
-    merged = None
-    if attn_mask is not None:
-        allowed = attn_mask.dtype == torch.bool
-        merged = F.pad(~attn_mask if allowed else attn_mask, (0, extra), value=True if allowed else 0.0)
-    if key_padding is None or key_padding.dtype == torch.bool:
-        return merged
-    bias = F.pad(_as_batch(key_padding, batched), (0, extra))[:, None, None, :]
-    if merged is None:
-        return bias
-    return bias.masked_fill(~merged, -torch.inf) if merged.dtype == torch.bool else merged + bias
-
-
-def _zero_masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    queries: Tensor | None,
-    keys: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (batch, n, dim) that are masked in every head set to zero, so that NaN there does not reach the
-    gradients of the projections. A tensor that serves as query and key is masked where it is so as both."""
-    if mask is not None:
-        allowed = mask if mask.dtype == torch.bool else ~_ignored(mask)
-        combined = combine(Masks(None, allowed, *(side if side is None else side[:, None] for side in (queries, keys))))
-        # (…, n) and (…, m), to which a mask per head gave a head axis
-        queries, keys = (side if side is None or side.dim() < 3 else side.any(1) for side in combined[2:])
-    keys = None if keys is None else keys[..., : key.shape[1]]
-    if query is key or query is value:
-        queries = None if queries is None or keys is None else queries | keys
-    new_query = zero_masked(query, queries)
-    new_key = new_query if key is query else zero_masked(key, keys)
-    return new_query, new_key, new_query if value is query else new_key if value is key else zero_masked(value, keys)
+    def extra_repr(self) -> str:
+        options = {"dropout": self.dropout, "batch_first": self.batch_first}
+        options |= {name: width for name in ("kdim", "vdim") if (width := getattr(self, name)) != self.embed_dim}
+        options["allow_one_way_mask"] = self.allow_one_way_mask
+        return describe(embed_dim=self.embed_dim, num_heads=self.num_heads, **self._settings(), **options)

@@ -1,7 +1,7 @@
-"""Where a gradient vanishes, for strongly convex problems: Newton's method, with conjugate gradients inside.
+"""Newton's method for strongly convex problems, with conjugate gradients for its linear systems.
 
-All tensors are (…, n, d); every sample of the leading axes is a problem of its own, and stops by itself. The Hessian is
-seen through products alone: it is symmetric, so that autograd's vector–Jacobian product of the gradient is one.
+All tensors are (…, n, d); each sample of the leading axes is a problem of its own with its own number of steps. Only
+products with the Hessian are needed. It is symmetric, so they are vector–Jacobian products of the gradient.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Newton's systems are solved to this part of the gradient: more digits would be lost to the next step.
+# Relative tolerance of Newton's linear systems; a smaller one would not save steps.
 FORCING = 1e-2
-# A dozen steps is many and a few cuts are rare: these only end what rounding keeps from ending.
+# Limits for problems that rounding keeps from converging; usual are fewer than 12 steps, and rarely a cut.
 MOST_STEPS, MOST_CUTS = 200, 30
 
 
@@ -24,10 +24,10 @@ class Zero(NamedTuple):
 
 @torch.no_grad()
 def find_zero(gradient: Callable[[Tensor], Tensor], start: Tensor, goal: Tensor) -> Zero:
-    """The x where `gradient` is at most `goal` (…, 1, 1) in norm; or the best that was reached, which `size` tells.
+    """Return an x at which the norm of `gradient` is at most `goal` (…, 1, 1), or the best x that was found.
 
-    A step goes as far along Newton's direction as the norm of the gradient falls, which it does for some length
-    wherever the Hessian is positive definite. No graph is kept from one step to the next.
+    `size` is the norm that was reached. A step along Newton's direction is halved until the norm falls, which it does
+    for some length wherever the Hessian is positive definite. No graph is kept between steps.
     """
     x, steps = start.detach(), torch.zeros_like(goal, dtype=torch.int64)
     stuck = torch.zeros_like(goal, dtype=torch.bool)
@@ -50,7 +50,7 @@ def find_zero(gradient: Callable[[Tensor], Tensor], start: Tensor, goal: Tensor)
 
 
 def linearise(gradient: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The product with the Hessian at x, as a function, and the gradient there."""
+    """Return the product with the Hessian at x, as a function, and the gradient at x."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         value = gradient(x)
@@ -58,7 +58,7 @@ def linearise(gradient: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Callable
 
 
 def conjugate_gradients(multiply: Callable[[Tensor], Tensor], side: Tensor, tol: float) -> Tensor:
-    """Solve `H x = side` for a positive definite H, until the residual is `tol` of the side in norm."""
+    """Solve `H x = side` for a positive definite H, to a residual of `tol` times the norm of `side`."""
     x, residual = torch.zeros_like(side), side
     direction, energy = residual, norm(residual).square()
     goal = energy * tol**2
@@ -75,5 +75,5 @@ def conjugate_gradients(multiply: Callable[[Tensor], Tensor], side: Tensor, tol:
 
 
 def norm(x: Tensor) -> Tensor:
-    """The Euclidean norm of each sample, (…, 1, 1)."""
+    """Return the Euclidean norm of each sample, (…, 1, 1)."""
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)

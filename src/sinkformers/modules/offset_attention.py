@@ -4,35 +4,37 @@ from torch import Tensor, nn
 
 from sinkformers.core import sinkhorn
 from sinkformers.modules.heads import Heads
+from sinkformers.modules.representation import describe
 
 PORT_ITERS = 2
 
 
 def port_weights(scores: Tensor) -> Tensor:
-    """The normalisation that PCT was published with: scores (…, n, n), columns first, then rows.
+    """Return the weights of scores (…, n, n) as published with PCT: columns are normalised first, then rows.
 
-    Its code applies SoftMax to the rows, divides by the sums of the columns, and uses the result transposed. Rows sum
-    to 1 then, and columns do not: two half steps of Sinkhorn, of which this library would take the row first.
+    The published code applies SoftMax to the rows, divides by the sums of the columns, and uses the transposed result.
+    So rows sum to 1 and columns do not. These are two normalisations of Sinkhorn's algorithm, in the opposite order of
+    this library's, which starts with rows.
     """
     return sinkhorn(scores.mT, n_iters=PORT_ITERS).mT
 
 
 class PointNorm(nn.BatchNorm1d):
-    """BatchNorm of features (…, channels) over all axes but the last."""
+    """BatchNorm of features (…, channels) over all axes but the last one."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.reshape(-1, input.shape[-1])).view_as(input)
 
 
 class OffsetAttention(Heads):
-    """Points (batch, n, channels) move by what sets them apart from what they see: `x + relu(norm(out(x − seen)))`.
+    """Offset attention on points (batch, n, channels): `x + relu(norm(out(x − attended)))`.
 
-    One head, with one projection for queries and keys, of width `key_dim`; dot products are not scaled.
+    One head, with one projection of width `key_dim` for queries and keys; dot products are not scaled.
 
     Args:
         n_iters, tau: as in `sinkhorn`; `n_iters=1` is SoftMax, with the same parameters.
-        port: take the two iterations as PCT was published with them, columns first (`port_weights`); `n_iters` must
-            then be 2. Converted to another count, the layer is Sinkhorn's as always.
+        port: normalise as the published code of PCT does, columns first (`port_weights`); `n_iters` must then be 2. If
+            the layer is converted to another number of iterations, rows come first as usual.
 
     Examples:
         >>> import torch
@@ -47,7 +49,7 @@ class OffsetAttention(Heads):
         super().__init__(n_iters, tau, scale=1.0)
         if port and (n_iters != PORT_ITERS or tau != 1):
             raise ValueError(
-                f"OffsetAttention: port=True takes two iterations, columns first: n_iters must be 2 and tau 1; "
+                f"OffsetAttention: port=True makes two iterations, columns first: n_iters must be 2 and tau 1; "
                 f"got n_iters={n_iters}, tau={tau}. Leave port out for Sinkhorn."
             )
         self.port = port
@@ -57,8 +59,8 @@ class OffsetAttention(Heads):
 
     def forward(self, x: Tensor) -> Tensor:
         key, value = self.key(x)[:, None], self.value(x)[:, None]
-        seen = self._attend(key, key, value)[:, 0]
-        return x + self.norm(self.out(x - seen)).relu()
+        attended = self._attend(key, key, value)[:, 0]
+        return x + self.norm(self.out(x - attended)).relu()
 
     def _attend(
         self,
@@ -71,15 +73,15 @@ class OffsetAttention(Heads):
         if not self._is_port:
             return super()._attend(query, key, value, query_mask, key_mask)
         weights = port_weights(query @ key.mT)
-        self._show(weights)
+        self._report_weights(weights)
         return weights @ value
 
     @property
     def _is_port(self) -> bool:
         return self.port and self.n_iters == PORT_ITERS and isinstance(self.tau, float) and self.tau == 1
 
-    def _show(self, weights: Tensor) -> None:
-        """Weights (batch, 1, n, n), for those who watch."""
+    def _report_weights(self, weights: Tensor) -> None:
+        """Called with the weights (batch, 1, n, n); converted modules pass them to a watcher."""
 
     def extra_repr(self) -> str:
-        return f"n_iters={self.n_iters}, tau={self.tau}, port={self.port}"
+        return describe(**self._settings(), port=self.port)

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sinkformers.modules.heads import Heads, head_width, join_heads, zero_masked
+from sinkformers.modules.representation import describe
 
 CALLER = "SelfAttention"
 
@@ -11,12 +12,12 @@ class SelfAttention(Heads):
     """Multi-head self-attention of tokens (batch, n, dim), with heads of any size.
 
     Args:
-        dim: width of the tokens.
-        num_heads, head_dim: how many heads, and how wide each is; `head_dim` is `dim // num_heads` if not given.
+        dim: number of features of a token.
+        num_heads, head_dim: number of heads, and features of each; `head_dim` is `dim // num_heads` by default.
         n_iters, tau: as in `sinkhorn`; `n_iters=1` is a Transformer's attention, with the same parameters.
-        tie_qk: one projection for queries and keys, W_Q = W_K: scores are symmetric.
-        bias: whether queries, keys and values have one; the output projection always has.
-        dropout: of the weights, while training.
+        tie_qk: use one projection for queries and keys, W_Q = W_K, so that scores are symmetric.
+        bias: whether the projections of queries, keys and values have biases; the output projection always has one.
+        dropout: probability of dropping a weight in training.
 
     Examples:
         >>> import torch
@@ -46,16 +47,22 @@ class SelfAttention(Heads):
         self.out = nn.Linear(inner, dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend; `mask` (batch, n) is True at valid tokens. What stands in the others changes no valid output and no
-        gradient; the output there is the bias of the output projection."""
+        """Return the output (batch, n, dim); `mask` (batch, n) is True at valid tokens.
+
+        The contents of masked tokens change no valid output and no gradient. The output at masked tokens is the bias of
+        the output projection.
+        """
         x = self._enter(x, mask)
         heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         query, key, value = heads[0], heads[-2], heads[-1]
         return self.out(join_heads(self._attend(query, key, value, mask, mask)))
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The tokens as they are projected."""
+        """Return the tokens that are projected; masked ones are zero."""
         return zero_masked(CALLER, "mask", x, mask)
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, n_iters={self.n_iters}, tau={self.tau}, tie_qk={self.tie_qk}"
+        options = {"tie_qk": self.tie_qk, "dropout": self.dropout}
+        if self.num_heads * self.head_dim != self.project.in_features:
+            options["head_dim"] = self.head_dim
+        return describe(num_heads=self.num_heads, **self._settings(), **options)

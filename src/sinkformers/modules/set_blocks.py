@@ -1,7 +1,7 @@
-"""The blocks of Set Transformers (Lee et al. 2019): attention between sets, within one, and down to a few seeds.
+"""The blocks of Set Transformers (Lee et al. 2019): attention between two sets, within one, and pooling to a few seeds.
 
-All of them are equivariant or invariant to the order of a set's elements, and know padding by boolean masks. The scores
-of two sets are rectangular, n × m: Sinkhorn's rows sum to 1, and its columns tend to n/m.
+All of them are equivariant or invariant to the order of a set's elements, and take boolean masks for padding. The
+scores of two sets are rectangular, n × m: Sinkhorn's rows sum to 1, and its columns tend to n/m.
 """
 
 from collections.abc import Callable
@@ -11,23 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.modules.heads import Heads, join_heads, split_heads, zero_masked
+from sinkformers.modules.representation import describe
 
 ScaleBy = Literal["head", "width"]
 Plan = Callable[[Tensor], Tensor]
 
 
 class MAB(Heads):
-    """Multi-head attention block: elements x (batch, n, dim_query) look at elements y (batch, m, dim_key).
+    """Multi-head attention block: elements x (batch, n, dim_query) attend to elements y (batch, m, dim_key).
 
     With queries, keys and values of width `dim`, split into heads, the output (batch, n, dim) is
     `H = norm(Q + attention(Q, K, V))`, then `norm(H + relu(out(H)))`.
 
     Args:
-        n_iters, tau: as in `sinkhorn`; `n_iters=1` is the Set Transformer's, with the same parameters.
-        norm: whether the two LayerNorms are there. Lee et al. define them, and their code leaves them out by default.
-        scale_by: scores are divided by √(dim/num_heads), `"head"`, as in all other attention here, or by √dim,
-            `"width"`, as Lee et al. write it and their code does.
-        plan: what becomes of the heads' output (batch, heads, n, dim/num_heads) before Q is added; nothing by default.
+        n_iters, tau: as in `sinkhorn`; `n_iters=1` is the Set Transformer's block, with the same parameters.
+        norm: whether to use the two LayerNorms. Lee et al. define them, and their code leaves them out by default.
+        scale_by: `"head"` divides scores by √(dim/num_heads), as all other attention here does; `"width"` divides by
+            √dim, as Lee et al. and their code do.
+        plan: function applied to the heads' output (batch, heads, n, dim/num_heads) before Q is added.
 
     Examples:
         >>> import torch
@@ -60,23 +61,28 @@ class MAB(Heads):
         self.attention_norm, self.out_norm = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor, y: Tensor, query_mask: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """`query_mask` (batch, n) and `key_mask` (batch, m) are True at valid elements. What stands in the others
-        changes no valid output and no gradient; the output there is that of an element 0 that looks at nothing."""
+        """Return the output (batch, n, dim).
+
+        `query_mask` (batch, n) and `key_mask` (batch, m) are True at valid elements. The contents of masked elements
+        change no valid output and no gradient. The output at a masked element is that of an element 0 that attends to
+        nothing.
+        """
         x, y = zero_masked("MAB", "query_mask", x, query_mask), zero_masked("MAB", "key_mask", y, key_mask)
         query, key, value = (
             split_heads(tokens, self.num_heads) for tokens in (self.query(x), self.key(y), self.value(y))
         )
-        seen = self._attend(query, key, value, query_mask, key_mask)
-        seen = seen if self.plan is None else self.plan(seen)
-        h = self.attention_norm(join_heads(query + seen))
+        attended = self._attend(query, key, value, query_mask, key_mask)
+        attended = attended if self.plan is None else self.plan(attended)
+        h = self.attention_norm(join_heads(query + attended))
         return self.out_norm(h + self.out(h).relu())
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, n_iters={self.n_iters}, tau={self.tau}"
+        scale = None if self.scale is None else round(self.scale, 6)
+        return describe(num_heads=self.num_heads, **self._settings(), scale=scale, plan=self.plan)
 
 
 class SAB(nn.Module):
-    """Self-attention block: a set (batch, n, dim_in) looks at itself, `MAB(x, x)`; time grows as n².
+    """Self-attention block: a set (batch, n, dim_in) attends to itself, `MAB(x, x)`; time grows as n².
 
     Examples:
         >>> import torch
@@ -96,9 +102,9 @@ class SAB(nn.Module):
 
 
 class ISAB(nn.Module):
-    """Induced self-attention block: a set looks at itself through a few learned points; time grows as n.
+    """Induced self-attention block: a set attends to itself through a few learned points; time grows as n.
 
-    Inducing points I (num_inducing, dim) look at the set, and the set at what they saw: `MAB(x, MAB(I, x))`.
+    Inducing points I (num_inducing, dim) attend to the set, and the set attends to their outputs: `MAB(x, MAB(I, x))`.
 
     Examples:
         >>> import torch
@@ -118,15 +124,18 @@ class ISAB(nn.Module):
         """`mask` (batch, n) is True at valid elements, as in `MAB`."""
         return self.spread(x, self.induce(self.inducing, x, key_mask=mask), query_mask=mask)
 
+    def extra_repr(self) -> str:
+        return describe(num_inducing=self.inducing.shape[1])
+
 
 class PMA(nn.Module):
-    """Pooling by multi-head attention: learned seeds S look at a set (batch, n, dim), `MAB(S, x)`: (batch, seeds, dim).
+    """Pooling by multi-head attention: seeds S attend to a set (batch, n, dim), `MAB(S, x)`: (batch, seeds, dim).
 
-    A single seed stays SoftMax, whatever `n_iters` says: a doubly stochastic matrix of one row is uniform, so that from
-    3 iterations on it would be mean pooling, and its queries and keys would get no gradient.
+    The seeds are learned. A single seed uses SoftMax for any `n_iters`: a doubly stochastic matrix of one row is
+    uniform, so from 3 iterations on it would be mean pooling, and its queries and keys would get no gradient.
 
     Args:
-        literal: give a single seed to Sinkhorn all the same, as the paper's code does.
+        literal: use Sinkhorn for a single seed too, as the paper's code does.
 
     Examples:
         >>> import torch
@@ -151,9 +160,12 @@ class PMA(nn.Module):
         """`mask` (batch, n) is True at valid elements, as in `MAB`."""
         return self.mab(self.seeds, x, key_mask=mask)
 
+    def extra_repr(self) -> str:
+        return describe(num_seeds=self.seeds.shape[1], literal=self.literal)
+
 
 def _learned(caller: str, name: str, count: int, dim: int) -> nn.Parameter:
-    """Points (1, count, dim) that a whole batch shares."""
+    """Return learned points (1, count, dim), the same for all samples of a batch."""
     if count < 1:
         raise ValueError(f"{caller}: {name} must be a whole number ≥ 1; got {count!r}.")
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, count, dim)))

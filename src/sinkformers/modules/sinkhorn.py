@@ -1,15 +1,16 @@
-"""`Sinkhorn`: the operator as a module, where a model holds an `nn.Softmax`."""
+"""`Sinkhorn`: the operator as a module, to replace an `nn.Softmax`."""
 
 from torch import Tensor, nn
 
 from sinkformers.core import checks, sinkhorn
+from sinkformers.modules.representation import describe
 
 
 class Sinkhorn(nn.Module):
-    """Normalise the last two axes of the scores by Sinkhorn's algorithm; the twin of `nn.Softmax(dim=-1)`.
+    """Normalise the last two axes of scores by Sinkhorn's algorithm; replaces `nn.Softmax(dim=-1)`.
 
     Args:
-        n_iters: how many normalisations; 1 is SoftMax.
+        n_iters: number of normalisations; 1 is SoftMax.
         tau: relaxes the column steps, from 0 (SoftMax) to 1. A tensor that is a parameter is learned.
 
     Examples:
@@ -26,8 +27,8 @@ class Sinkhorn(nn.Module):
         self.tau = checks.setting("Sinkhorn", tau)
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Weights (…, n, m) of scores (…, n, m); `mask` is boolean, `True` takes part."""
+        """Return weights (…, n, m) for scores (…, n, m). `mask` is boolean and True at valid entries."""
         return sinkhorn(scores, n_iters=self.n_iters, tau=self.tau, mask=mask)
 
     def extra_repr(self) -> str:
-        return f"n_iters={self.n_iters}, tau={self.tau}"
+        return describe(n_iters=self.n_iters, tau=self.tau)

@@ -1,4 +1,4 @@
-"""`AnnealTau`: the schedule as a callback for the Trainer of Hugging Face transformers."""
+"""`AnnealTau`: `anneal_tau` as a callback for the Trainer of Hugging Face transformers."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from sinkformers.core import checks
 
 
 class AnnealTau(TrainerCallback):
-    """Brings a converted model from SoftMax to Sinkhorn over the first part of a training run.
+    """Anneal `tau` of a converted model from `start` to `end` over the first part of a training run.
 
     Args:
-        fraction: the part of all steps that it takes; 0 is at once, 1 the whole run.
-        start, end: of `tau`.
+        fraction: fraction of all steps that the schedule takes; 0 sets `end` at once.
+        start, end: values of `tau`, from 0 (SoftMax) to 1 (Sinkhorn).
 
     Examples:
         >>> from sinkformers.hf import AnnealTau

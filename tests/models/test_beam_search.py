@@ -1,4 +1,4 @@
-"""Beam search: greedy at width one, exhaustive at full width, and blind to what else is in the batch."""
+"""Beam search: greedy at width one, exhaustive at full width, and independent of the rest of the batch."""
 
 import itertools
 
@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from sinkformers.models import TranslationTransformer, beam_search
+from tests.rounding import rounding
 
 BEGIN, END = 1, 2
+SCORE = rounding(4096, size=100)["atol"]  # sums of some ten log-probabilities of up to 10
 
 
 def translator(vocabulary=11, seed=0):
@@ -16,7 +18,7 @@ def translator(vocabulary=11, seed=0):
     sizes = {"length": 40, "dim": 12, "depth": 2, "heads": 3, "hidden": 17, "n_iters": 3}
     model = TranslationTransformer(source_vocabulary=23, target_vocabulary=vocabulary, **sizes).double().eval()
     with torch.no_grad():
-        for module in model.decoder.modules():  # layers outweigh the token before, which would only be repeated
+        for module in model.decoder.modules():  # otherwise the model would repeat the previous token
             if isinstance(module, nn.Linear):
                 module.weight.mul_(4.0)
     return model
@@ -33,7 +35,7 @@ def search(model, source, mask, **changes):
 
 
 def log_probability(model, source, mask, tokens):
-    """Of a translation with its end, all at once."""
+    """Return the log-probability of a translation with its end, computed for all tokens at once."""
     written = torch.tensor([[BEGIN, *tokens]])
     likely = model(source, mask, written)[0].log_softmax(-1)
     return sum(likely[place, token].item() for place, token in enumerate([*tokens, END]))
@@ -61,14 +63,14 @@ def test_one_beam_is_greedy(seed):
 
 @pytest.mark.parametrize("beam", [1, 3, 5])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_else_is_in_the_batch_changes_nothing(beam, seed):
+def test_other_sentences_of_the_batch_change_nothing(beam, seed):
     model, (source, mask) = translator(seed=seed), batch((9, 4, 1, 7, 12))
     together = search(model, source, mask, beam=beam)
     for row, found in enumerate(together):
         length = int(mask[row].sum())
         (alone,) = search(model, source[row : row + 1, :length], mask[row : row + 1, :length], beam=beam)
         assert alone.tokens == found.tokens
-        assert alone.score == pytest.approx(found.score, abs=1e-10)
+        assert alone.score == pytest.approx(found.score, abs=SCORE)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
@@ -78,10 +80,10 @@ def test_scores_are_log_probabilities_by_length(penalty, seed):
     for row, found in enumerate(search(model, source, mask, beam=4, penalty=penalty)):
         one = slice(row, row + 1)
         expected = log_probability(model, source[one], mask[one], found.tokens) / (len(found.tokens) + 1) ** penalty
-        assert found.score == pytest.approx(expected, abs=1e-10)
+        assert found.score == pytest.approx(expected, abs=SCORE)
 
 
-def test_a_beam_as_wide_as_everything_finds_the_best():
+def test_a_beam_of_all_translations_finds_the_best_one():
     """Of all translations into up to three of three words."""
     model, (source, mask) = translator(vocabulary=6), batch((5,))
     words = (3, 4, 5)
@@ -91,7 +93,7 @@ def test_a_beam_as_wide_as_everything_finds_the_best():
     assert found.tokens == list(best)
 
 
-def test_limits_hold_and_marks_are_not_written():
+def test_limits_are_kept_and_special_tokens_are_not_generated():
     model, (source, mask) = translator(), batch((9, 4, 6))
     model.target.weight.data[END] = -model.target.weight.data[3]
     for found, limit in zip(search(model, source, mask, limits=torch.tensor([2, 7, 1])), (2, 7, 1), strict=True):
@@ -100,7 +102,7 @@ def test_limits_hold_and_marks_are_not_written():
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_translation_has_a_word_unless_there_is_no_room(beam):
+def test_a_translation_has_a_word_unless_its_limit_is_one(beam):
     model, (source, mask) = translator(), batch((9, 4))
     follow = model.follow
 
@@ -131,7 +133,7 @@ def test_a_model_of_nans_translates_to_nothing():
         ({"end": BEGIN}, "end must be a token below 11 that is not in never; got 1"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(changes, message):
+def test_wrong_arguments_are_refused(changes, message):
     model, (source, mask) = translator(), batch((3,))
     with pytest.raises(ValueError, match=message):
         search(model, source, mask, **changes)

@@ -1,4 +1,4 @@
-"""Our own models: built with any `n_iters`, and changed, watched and turned back like models of others."""
+"""The adapter for our own models, which can be built with any `n_iters`, and converted, watched and restored too."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place
 from sinkformers.conversion.attend import WARNED, WATCHER, attend
-from sinkformers.conversion.settings import Settings, UnderSettings
+from sinkformers.conversion.settings import ReadsSettings, Settings
 from sinkformers.modules import MAB, PMA, OffsetAttention, SelfAttention
 from sinkformers.modules.heads import Heads, SoftMaxOnly
 
 
-class SinkhornHeads(UnderSettings, Heads):
-    """`Heads` under the settings that conversion gave them."""
+class SinkhornHeads(ReadsSettings, Heads):
+    """Converted `Heads`."""
 
     def _attend(
         self,
@@ -28,23 +28,23 @@ class SinkhornHeads(UnderSettings, Heads):
 
 
 class SinkhornSelfAttention(SinkhornHeads, SelfAttention):
-    """A `SelfAttention` under the settings that conversion gave it."""
+    """A converted `SelfAttention`."""
 
 
 class SinkhornMAB(SinkhornHeads, MAB):
-    """A `MAB` under the settings that conversion gave it."""
+    """A converted `MAB`."""
 
 
 class SinkhornOffsetAttention(OffsetAttention, SinkhornHeads):
-    """An `OffsetAttention` under the settings that conversion gave it."""
+    """A converted `OffsetAttention`."""
 
-    def _show(self, weights: Tensor) -> None:
+    def _report_weights(self, weights: Tensor) -> None:
         watcher = self.__dict__.get(WATCHER)
         if watcher is not None:
-            watcher.see(weights.detach(), None, None, None)
+            watcher.record(weights.detach(), None, None, None)
 
 
-# What each module becomes.
+# The class of each module after conversion.
 KINDS: dict[type[Heads], type[Heads]] = {
     SelfAttention: SinkhornSelfAttention,
     MAB: SinkhornMAB,
@@ -67,10 +67,10 @@ def _recognise(place: Place) -> str | None:
 def _convert(place: Place) -> type[Heads]:
     kind = _kind(place.module)
     assert kind is not None
-    for name in ("n_iters", "tau"):  # the settings speak from now on
+    for name in ("n_iters", "tau"):  # they are properties now, which read the settings
         place.module.__dict__.pop(name, None)
     if isinstance(place.parent, PMA):
-        place.module.__dict__[WARNED] = True  # a single seed was given to Sinkhorn by name
+        place.module.__dict__[WARNED] = True  # literal=True asked for Sinkhorn with a single seed
     place.module.__class__ = KINDS[kind]
     return kind
 
@@ -83,8 +83,8 @@ def _restore(module: nn.Module, undo: Any) -> None:
 def _implied(module: nn.Module) -> Settings | None:
     if not isinstance(module, Heads):
         return None
-    assert isinstance(module.tau, float)  # only conversion makes it a tensor
+    assert isinstance(module.tau, float)  # only converted modules have a tensor here
     return Settings(module.n_iters, module.tau)
 
 
-NATIVE = Adapter("sinkformers", _recognise, _convert, _restore, implied=_implied)
+OWN_MODELS = Adapter("sinkformers", _recognise, _convert, _restore, implied=_implied)

@@ -1,4 +1,4 @@
-"""What converted modules hand on: the user's choice by name, dropout, the scale, padding in scores of their own."""
+"""Arguments of intercepted calls: dropout, scale, groups, padding in scores; and selection of modules by pattern."""
 
 import pytest
 import torch
@@ -7,10 +7,13 @@ from torch import nn
 from torch.testing import assert_close
 
 from sinkformers import sinkhorn, sinkhorn_attention, to_sinkformer, watch_attention
+from tests.rounding import rounding
+
+EXACT = rounding(4096)  # a few small layers in float64, with sums of up to some ten products: 9e-13
 
 
 class Attention(nn.Module):
-    """Calls SDPA with whatever it was told."""
+    """Calls SDPA with the options it was built with."""
 
     def __init__(self, **options):
         super().__init__()
@@ -24,10 +27,10 @@ def heads(*counts, n=7):
     return [torch.randn(2, count, n, 4, dtype=torch.float64) for count in counts]
 
 
-def test_a_pattern_names_modules_from_their_first_letter_to_their_last():
+def test_a_pattern_must_match_the_whole_name():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 12)
     for pattern in ("layers.1", "layers.1.self", "1.self_attn", "LAYERS.1.self_attn"):
-        with pytest.raises(ValueError, match="select holds none of the modules"):
+        with pytest.raises(ValueError, match="select matches none of the modules"):
             to_sinkformer(encoder, 3, select=pattern)
     to_sinkformer(encoder, 3, select="layers.1.self_attn")
     assert list(encoder.sinkformer_report.converted) == ["layers.1.self_attn"]
@@ -43,7 +46,7 @@ def test_dropout_of_an_intercepted_call(n_iters):
     for call in (layer, lambda *x: sinkhorn_attention(*x, dropout_p=0.5, n_iters=n_iters)):
         torch.manual_seed(3)
         found.append(call(query, key, value))
-    assert_close(*found, atol=1e-12, rtol=0)
+    assert_close(*found, **EXACT)
 
 
 @pytest.mark.parametrize("scale", [None, 0.1, 2.0])
@@ -54,16 +57,16 @@ def test_scale_and_groups_of_an_intercepted_call(scale, groups):
     options = {"scale": scale, "enable_gqa": groups > 1}
     layer = to_sinkformer(Attention(**options), 5, adapter="sdpa")
     expected = sinkhorn_attention(query, key, value, n_iters=5, **options)
-    assert_close(layer(query, key, value), expected, atol=1e-12, rtol=0)
+    assert_close(layer(query, key, value), expected, **EXACT)
     with watch_attention(layer, keep_weights=True) as watch:
-        assert_close(layer(query, key, value), expected, atol=1e-12, rtol=0)
+        assert_close(layer(query, key, value), expected, **EXACT)
     (seen,) = watch[""].calls
     value = value.repeat_interleave(groups, 1)
-    assert_close(seen.weights @ value, expected, atol=1e-12, rtol=0)
+    assert_close(seen.weights @ value, expected, **EXACT)
 
 
-class Written(nn.Module):
-    """Attention written out, as a library does that is recognised by the `nn.Softmax` of its modules."""
+class OwnSoftmax(nn.Module):
+    """Attention with an `nn.Softmax`, by which modules of vit-pytorch are recognised."""
 
     def __init__(self):
         super().__init__()
@@ -73,12 +76,12 @@ class Written(nn.Module):
         return self.attend(scores)
 
 
-def test_padding_leaves_scores_as_a_query_too(monkeypatch):
-    """A key that nobody looks at is padding; its own row would stay in the column sums."""
-    monkeypatch.setattr(Written, "__module__", "vit_pytorch.written")
-    layer = to_sinkformer(Written(), 5)
+def test_padding_in_scores_is_masked_as_a_query_too(monkeypatch):
+    """A key that no query may attend to is padding; its row would otherwise count in the column sums."""
+    monkeypatch.setattr(OwnSoftmax, "__module__", "vit_pytorch.own_softmax")
+    layer = to_sinkformer(OwnSoftmax(), 5)
     scores, valid = torch.randn(2, 3, 7, 7, dtype=torch.float64), torch.arange(7) < 5
     for lowest in (-torch.inf, torch.finfo(torch.float64).min):
         weights = layer(scores.masked_fill(~valid, lowest))
-        assert_close(weights[..., :5, :5], sinkhorn(scores[..., :5, :5], n_iters=5), atol=1e-12, rtol=0)
+        assert_close(weights[..., :5, :5], sinkhorn(scores[..., :5, :5], n_iters=5), **EXACT)
         assert weights[..., 5:, :].eq(0).all()

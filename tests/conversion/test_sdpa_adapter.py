@@ -1,4 +1,4 @@
-"""Modules that call `F.scaled_dot_product_attention`, converted by name: what is caught, and nothing else."""
+"""Modules that call `F.scaled_dot_product_attention`, converted by `adapter="sdpa"`: exactly their calls change."""
 
 import copy
 import pickle
@@ -13,11 +13,11 @@ from sinkformers import set_n_iters, to_sinkformer, to_transformer, watch_attent
 from tests import oracle
 
 EXACT = 1e-12  # float64, values of order 1
-REAL = torch.arange(7) < torch.tensor([[7], [5], [3]])
+VALID = torch.arange(7) < torch.tensor([[7], [5], [3]])
 
 
 class Block(nn.Module):
-    """Attention as many write it."""
+    """A typical attention block."""
 
     def __init__(self, causal=False):
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class Indirect(nn.Module):
-    """Attention that is called elsewhere than in the `forward` that holds it."""
+    """A block whose `forward` calls attention in another function."""
 
     def __init__(self):
         super().__init__()
@@ -66,12 +66,12 @@ def tokens():
     return torch.randn(3, 7, 8, dtype=torch.float64)
 
 
-KEYS = REAL[:, None, None]
+KEYS = VALID[:, None, None]
 FLOATS = torch.zeros(3, 1, 7, 7, dtype=torch.float64).masked_fill(~KEYS, -torch.inf)
 MASKS = {"none": None, "keys": KEYS, "square": KEYS.expand(3, 1, 7, 7).contiguous(), "floats": FLOATS}
 
 
-def test_it_is_used_only_when_named():
+def test_the_adapter_is_used_only_if_named():
     with pytest.raises(ValueError, match=r'(?s)this Stack has no.*adapter="sdpa"'):
         to_sinkformer(Stack(Block()))
 
@@ -79,21 +79,21 @@ def test_it_is_used_only_when_named():
 @pytest.mark.parametrize("mask", MASKS)
 def test_one_iteration_is_the_original(mask):
     model, x = Stack(Block(), Block()), tokens()
-    real = slice(None) if mask == "none" else REAL
-    before = model(x, MASKS[mask])[real]
+    valid = slice(None) if mask == "none" else VALID
+    before = model(x, MASKS[mask])[valid]
     expected = torch.autograd.grad(before.square().sum(), list(model.parameters()))
     to_sinkformer(model, 1, adapter="sdpa")
-    after = model(x, MASKS[mask])[real]
+    after = model(x, MASKS[mask])[valid]
     assert_close(after, before, atol=EXACT, rtol=0)
     grads = torch.autograd.grad(after.square().sum(), list(model.parameters()))
     assert_close(grads, expected, atol=1e3 * EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_it_is_sinkhorn_and_padding_leaves_as_a_query_too(mask):
+def test_attention_is_sinkhorns_and_padding_is_masked_as_a_query_too(mask):
     model, x = Block(), tokens()
     query, key, value = model.heads(x)
-    part = None if mask == "none" else (REAL[:, None] & REAL[..., None])[:, None]
+    part = None if mask == "none" else (VALID[:, None] & VALID[..., None])[:, None]
     expected = oracle.attention(query, key, value, 5, tau=0.6, mask=part).transpose(1, 2).flatten(2)
     to_sinkformer(model, 5, tau=0.6, adapter="sdpa")
     assert_close(model(x, MASKS[mask]), x + model.out(expected), atol=EXACT, rtol=0)
@@ -108,7 +108,7 @@ def test_masks_of_fewer_axes_are_those_of_heads():
     assert_close(model(x, bias), x + model.out(expected), atol=EXACT, rtol=0)
 
 
-def test_it_says_what_it_intercepted_and_touches_nothing_else():
+def test_intercepted_calls_are_reported_and_others_unchanged():
     model, x = Stack(Block(), Block(causal=True)), tokens()
     before = [block(x) for block in model.blocks]
     to_sinkformer(model, 5, adapter="sdpa")
@@ -127,15 +127,15 @@ def test_it_says_what_it_intercepted_and_touches_nothing_else():
     assert calls["blocks.0"] == {"attention call": 3}
 
 
-def test_selected_modules_are_caught_whole():
+def test_all_calls_inside_selected_modules_are_intercepted():
     model, x = Stack(Indirect(), Indirect()), tokens()
-    with pytest.raises(ValueError, match=r"select holds none.*'blocks\.0\.inner', 'blocks\.1\.inner'"):
+    with pytest.raises(ValueError, match=r"select matches none.*'blocks\.0\.inner', 'blocks\.1\.inner'"):
         to_sinkformer(model, adapter="sdpa", select="nothing")
     softmax = model(x)
     to_sinkformer(model, 5, adapter="sdpa", select="blocks.1")
     assert (model(x) - softmax).abs().max() > 1e-6
     assert list(model.sinkformer_report.converted) == ["blocks.1"]
-    # Named again around it, the converted one is not caught twice.
+    # A module that contains a converted one is not intercepted twice.
     to_sinkformer(model, 5, adapter="sdpa", select=lambda name, _module: name in ("", "blocks.0"))
     assert list(model.sinkformer_report.converted) == ["blocks.0", "blocks.1"]
     model(x)
@@ -191,7 +191,7 @@ def test_causal_masks_are_refused():
     assert_close(model(x, causal), expected, atol=EXACT, rtol=0)
 
 
-def test_learned_tau_wants_to_know_the_heads():
+def test_learned_tau_needs_the_number_of_heads():
     model = Stack(Block(), Block())
     del model.blocks[1].num_heads
     with pytest.raises(ValueError, match=r'tau="learned" needs the number of heads, and .blocks\.1. \(Block\)'):

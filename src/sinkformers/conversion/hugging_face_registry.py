@@ -1,5 +1,6 @@
 """Our attention and mask functions in the registries of Hugging Face transformers, under the name "sinkhorn"."""
 
+import inspect
 import warnings
 from typing import Any
 
@@ -10,22 +11,27 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from sinkformers.conversion.adapter import CAUSAL
-from sinkformers.conversion.attend import WARNED, attend, of_self_attention
+from sinkformers.conversion.attend import WARNED, attend, self_attention_masks
 from sinkformers.conversion.hugging_face import NAME, from_config, stays_softmax
 from sinkformers.conversion.settings import is_softmax, settings_of
 
-# What may be asked of an attention function beside the masks, and has no definition under Sinkhorn.
+# Arguments of attention functions that are not defined for Sinkhorn attention.
 _REFUSED = ("softcap", "s_aux", "sliding_window", "cu_seq_lens_q", "cache")
 
 
 def register() -> None:
-    """Make attn_implementation="sinkhorn" known, with its masks; without the latter, masks would silently be None."""
+    """Register attn_implementation="sinkhorn", with its mask function; without that, masks would silently be None."""
+    if "allow_is_causal_skip" not in inspect.signature(sdpa_mask).parameters:
+        raise RuntimeError(
+            "sinkformers: sdpa_mask of this version of transformers has no argument allow_is_causal_skip, so causal "
+            "masks would be lost. The tests pass with transformers 5.20 and 5.22."
+        )
     AttentionInterface.register(NAME, sinkhorn_attention_forward)
     AttentionMaskInterface.register(NAME, sinkhorn_mask)
 
 
 def sinkhorn_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Boolean masks (batch, 1, n, m), `True` takes part. A causal one is always written out: it must not get lost."""
+    """Return a boolean mask (batch, 1, n, m), True at valid entries. Causal masks are never replaced by None."""
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
 
@@ -41,14 +47,15 @@ def sinkhorn_attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Output (batch, n, heads, d) and weights, of heads (batch, heads, n, d): the signature that transformers calls.
+    """Return the output (batch, n, heads, d), and the weights or None, of heads (batch, heads, n, d).
 
-    Causal and cross-attention run the library's SoftMax attention; a model that has nothing else is refused.
+    The signature is that of transformers' attention functions. Causal and cross-attention use the library's SoftMax
+    attention; a model that has nothing else is refused.
     """
     settings = settings_of(module)
     if settings is None:
         if is_causal or stays_softmax(module):
-            _speak_of_decoders(module, bool(is_causal) or stays_softmax(module) == CAUSAL)
+            _refuse_or_warn(module, bool(is_causal) or stays_softmax(module) == CAUSAL)
             options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, **options)
         settings = from_config(module.config)
@@ -69,7 +76,7 @@ def sinkhorn_attention_forward(
                 f"sinkformers: {type(module).__name__} asks for {name}, which Sinkhorn attention has no definition of. "
                 "Load the model plainly: to_sinkformer(model) leaves such modules SoftMax, and says so."
             )
-    masks = of_self_attention(_four_axes(attention_mask), query, key)
+    masks = self_attention_masks(_four_axes(attention_mask), query, key)
     if position_bias is not None:
         mask = masks.get("attn_mask")
         if mask is None:
@@ -86,7 +93,7 @@ def sinkhorn_attention_forward(
 
 
 def _four_axes(mask: Any) -> Tensor | None:
-    """The mask as (batch, heads or 1, n or 1, m); flash attention's has (batch, m)."""
+    """Return a mask as (batch, heads or 1, n or 1, m); flash attention has masks (batch, m)."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
@@ -99,11 +106,11 @@ def _four_axes(mask: Any) -> Tensor | None:
     return mask if mask.is_floating_point() else mask.bool()
 
 
-def _speak_of_decoders(module: nn.Module, causal: bool) -> None:
-    """Refuse a causal module whose configuration is that of the whole model, without an encoder to look at.
+def _refuse_or_warn(module: nn.Module, causal: bool) -> None:
+    """Raise for a causal module of a model that has no encoder; warn, once, if the rest of the model is unknown.
 
-    Where the configuration is one of a part, the whole is not to be seen from here: CLIP has a vision tower beside its
-    causal text tower, which may have been loaded alone as well. That is warned of, once.
+    The configuration of a part does not tell what else the model has. CLIP, for example, has a vision tower besides its
+    causal text tower, and the text tower can also be loaded alone.
     """
     config: Any = module.config
     has_encoder = config.is_encoder_decoder or getattr(config, "add_cross_attention", False)

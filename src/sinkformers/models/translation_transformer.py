@@ -1,4 +1,4 @@
-"""An encoder–decoder Transformer for translation; Sinkhorn's algorithm serves in the encoder's self-attention only."""
+"""An encoder–decoder Transformer for translation; only the encoder's self-attention uses Sinkhorn's algorithm."""
 
 import math
 from typing import NamedTuple
@@ -10,28 +10,28 @@ from sinkformers.models.encoder import Encoder, Norm, sinusoids, valid_numbers
 
 
 class State(NamedTuple):
-    """A batch of targets being written: what the layers know, which tokens the sources have, how many are written."""
+    """The state of decoding a batch: the states of the layers, the mask of the sources, the number of tokens so far."""
 
     layers: list[LayerState]
     mask: Tensor
     written: int
 
     def select(self, rows: Tensor) -> "State":
-        """The rows of the batch numbered `rows`, which may repeat and leave out."""
+        """Return the state of the samples with indices `rows`, which may repeat."""
         return State([layer.select(rows) for layer in self.layers], self.mask[rows], self.written)
 
 
 class TranslationTransformer(nn.Module):
-    """Source tokens (batch, n) and target tokens (batch, t) to logits (batch, t, target_vocabulary) of the next token.
+    """Map source tokens (batch, n) and target tokens (batch, t) to logits (batch, t, target_vocabulary) of the next.
 
-    As fairseq's `transformer_iwslt_de_en`: embeddings times √dim plus sinusoids, the decoder's embedding used again to
-    give logits, ReLU, LayerNorm after each sum unless `norm="pre"`. What `mask` leaves out of a source changes nothing,
-    and no position of a target sees a later one.
+    The architecture is that of fairseq's `transformer_iwslt_de_en`: embeddings times √dim plus sinusoids, the decoder's
+    embedding shared with the output projection, ReLU, LayerNorm after each sum unless `norm="pre"`. Masked tokens of
+    the source change no logit, and no position of the target depends on a later one.
 
     Args:
-        length: the longest source or target.
-        depth: of the encoder and of the decoder.
-        n_iters, tau: of the encoder's `SelfAttention`. The decoder is SoftMax always.
+        length: largest number of tokens of a source or target.
+        depth: number of layers of the encoder, and of the decoder.
+        n_iters, tau: of the encoder's `SelfAttention`. The decoder always uses SoftMax.
 
     Examples:
         >>> import torch
@@ -71,16 +71,16 @@ class TranslationTransformer(nn.Module):
         self.apply(_draw)
 
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-        """`mask` (batch, n) is True at the tokens of the source."""
+        """Return the logits; `mask` (batch, n) is True at valid tokens of the source."""
         return self.follow(target, self.begin(source, mask))[0]
 
     def begin(self, source: Tensor, mask: Tensor) -> State:
-        """Read a source; nothing is written yet."""
+        """Encode a source, and return the state before the first target token."""
         memory = self.encoder(self._placed(self.source, valid_numbers(source, mask), 0), mask)
         return State(self.decoder.begin(memory), mask, 0)
 
     def follow(self, target: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits of what comes after each of the tokens (batch, t) that follow those written, and the state then."""
+        """Return the logits after each of the next target tokens (batch, t), and the state after them."""
         x, layers = self.decoder(self._placed(self.target, target, state.written), state.layers, state.mask)
         return x @ self.target.weight.T, State(layers, state.mask, state.written + target.shape[1])
 
@@ -88,15 +88,18 @@ class TranslationTransformer(nn.Module):
         last, longest = first + tokens.shape[1], len(self.positions)
         if last > longest:
             raise ValueError(
-                f"TranslationTransformer: sentences may have {longest} tokens; got {last}. Cut them, or build with "
-                "length."
+                f"TranslationTransformer: sentences may have at most {longest} tokens; got {last}. Cut them, or build "
+                "the model with a larger length."
             )
         return self.dropout(self.scale * embed(tokens) + self.positions[first:last])
 
 
 def _draw(module: nn.Module) -> None:
-    """First weights by Xavier, and embeddings of variance 1/dim, as fairseq does in self-attention, whose three stacked
-    projections get its gain of 1/√2 by that. Those of cross-attention and feed-forward networks it draws smaller."""
+    """Initialise linear layers by Xavier, and embeddings with variance 1/dim.
+
+    For self-attention this is fairseq's initialisation, whose gain of 1/√2 follows from stacking three projections.
+    fairseq initialises cross-attention and feed-forward networks with smaller weights.
+    """
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:

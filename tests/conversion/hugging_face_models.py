@@ -1,4 +1,4 @@
-"""Small random models of Hugging Face transformers, with inputs. In float64: tolerances are those of rounding."""
+"""Small random models of Hugging Face transformers with inputs, in float64: tolerances are those of rounding."""
 
 import torch
 import transformers as hf
@@ -42,7 +42,7 @@ SEQ2SEQ = {
 }
 WINDOWS = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [3, 3], "window_size": 4}
 
-REAL = torch.arange(11) < torch.tensor([[11], [7], [4]])
+VALID = torch.arange(11) < torch.tensor([[11], [7], [4]])
 
 
 def distilbert():
@@ -78,7 +78,7 @@ TRANSLATORS = ("bart", "marian", "t5")
 
 
 def build(name, implementation="sdpa"):
-    """A model whose attention is far enough from uniform to be told from another, and no sharper than needed."""
+    """Return a model whose attention is far from uniform, but not sharp, so that normalisations can be told apart."""
     torch.manual_seed(0)
     model = BUILDERS[name]()
     model.set_attn_implementation(implementation)
@@ -90,10 +90,10 @@ def build(name, implementation="sdpa"):
 
 
 def inputs(name, padded=True):
-    """Keyword arguments for `forward`. Images have no padding."""
+    """Return keyword arguments for `forward`. Images have no padding."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(5, 53, (3, 11), generator=generator)
-    mask = {"attention_mask": REAL.long()} if padded else {}
+    mask = {"attention_mask": VALID.long()} if padded else {}
     size = 16 if name == "swin" else 12
     image = torch.randn(3, 3, size, size, generator=generator, dtype=torch.float64)
     if name in TEXTS:
@@ -104,10 +104,10 @@ def inputs(name, padded=True):
 
 
 def output(name, model, padded=True, **arguments):
-    """What a model says of real tokens: last hidden states, logits, or the similarities of CLIP."""
+    """Return the output at valid tokens: last hidden states, logits, or the similarities of CLIP."""
     out = model(**{**inputs(name, padded), **arguments})
     if name in TEXTS:
-        return out.last_hidden_state[REAL] if padded else out.last_hidden_state
+        return out.last_hidden_state[VALID] if padded else out.last_hidden_state
     if name == "clip":
         return out.logits_per_image
     return out.logits if name in TRANSLATORS else out.last_hidden_state
