@@ -7,10 +7,10 @@ import sys
 from importlib.metadata import version
 
 import pytest
-from tests.experiments.fake_cells import write_cell
 from typer.testing import CliRunner
 
 from sinkformers.lab.cli.app import app
+from tests.lab.fake_runs import write_cell
 
 
 def invoke(*arguments):

@@ -4,10 +4,10 @@ import math
 import sys
 
 import pytest
-from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 from typer.testing import CliRunner
 
 from sinkformers.lab.cli.app import app
+from tests.lab.fake_runs import epoch, write_cell, write_unfinished
 
 
 def invoke(*arguments):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.experiments.fake_cells import write_cell
 from typer.testing import CliRunner
 
 from sinkformers.lab.artefacts.artefact import METRICS, Arm, Cell
 from sinkformers.lab.cli.app import app
 from sinkformers.lab.workbench.display import Display
 from sinkformers.lab.workbench.workers import side_by_side
+from tests.lab.fake_runs import write_cell
 
 COMMAND = [sys.executable, "-m", "sinkformers.lab.cli", "run", "figure5", "--preset", "smoke"]
 CELLS = [Path("figure5", "smoke", arm, "seed-0") for arm in ("n-1", "n-3")]

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from tests.experiments.fake_cells import epoch, write_cell
 
 from sinkformers.lab.artefacts.artefact import ExperimentError
 from sinkformers.lab.reporting.curves import column_sums, learning, marginal_errors
 from sinkformers.lab.reporting.finals import against, final_values, swept
 from sinkformers.lab.reporting.panels import SINKHORN, SOFTMAX, colours, save
 from sinkformers.lab.reporting.records import find
+from tests.lab.fake_runs import epoch, write_cell
 
 pytest.importorskip("matplotlib")
 

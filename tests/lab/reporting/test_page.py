@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.experiments.fake_cells import write_cell, write_unfinished
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
 from sinkformers.lab.reporting import page
 from sinkformers.lab.reporting.records import find
 from sinkformers.lab.reporting.summary import summarise
+from tests.lab.fake_runs import write_cell, write_unfinished
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

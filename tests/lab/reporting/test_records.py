@@ -4,11 +4,11 @@ import json
 import math
 
 import pytest
-from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 
 from sinkformers.lab.artefacts.artefact import ExperimentError
 from sinkformers.lab.reporting.comparison import comparisons
 from sinkformers.lab.reporting.records import Unfinished, cell, find, read, value
+from tests.lab.fake_runs import epoch, write_cell, write_unfinished
 
 
 @pytest.mark.parametrize("below", ["", "figure6", "figure6/small", "figure6/small/n-3", "figure6/small/n-3/seed-0"])

@@ -5,12 +5,12 @@ import io
 import math
 
 import pytest
-from tests.experiments.fake_cells import MACHINE, epoch, write_cell, write_unfinished
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, ExperimentError, Preset
 from sinkformers.lab.reporting import tables, words
 from sinkformers.lab.reporting.records import find
 from sinkformers.lab.reporting.summary import summarise
+from tests.lab.fake_runs import MACHINE, epoch, write_cell, write_unfinished
 
 ARMS = (Arm("n-1", {"n_iters": 1}), Arm("n-3", {"n_iters": 3}))
 
