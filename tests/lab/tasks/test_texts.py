@@ -13,7 +13,7 @@ from sinkformers.lab.data import Texts, TextSet
 from sinkformers.lab.tasks import texts as module
 from sinkformers.lab.tasks.texts import TextTask
 from sinkformers.lab.tasks.vocabulary import Vocabulary
-from sinkformers.lab.workbench.task import Keeps, Recipe
+from sinkformers.lab.workbench.task import HasFiles, Recipe
 
 WORDS = ["Alpha", "beta", "gamma<br />", "delta", "epsilon zeta", "eta"]
 
@@ -50,7 +50,7 @@ def test_the_vocabulary_is_that_of_the_training_texts_and_is_kept():
     made = task()
     texts = [text.replace("<br />", "\n") for text in made.texts.train.texts]
     assert made.reader.vocabulary.sha256 == Vocabulary.learned(texts, 300).sha256 == made.facts["data"]["vocabulary"]
-    assert isinstance(made, Keeps)
+    assert isinstance(made, HasFiles)
     kept = Vocabulary.of_json(made.files()["vocabulary.json"].decode())
     assert kept.encode(["beta"]) == made.reader.vocabulary.encode(["beta"])
 

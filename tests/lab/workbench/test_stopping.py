@@ -12,10 +12,10 @@ from accelerate.state import AcceleratorState
 from toy import ToyTask
 
 from sinkformers.lab.workbench import stopping as stopping_module
-from sinkformers.lab.workbench.stopping import SAME, Stopped, Stopping, end_of_pipe
+from sinkformers.lab.workbench.stopping import SAME_SIGNAL, Stopped, Stopping, end_of_pipe
 from sinkformers.lab.workbench.training import CHECKPOINT, Hooks, Training
 
-LATER = SAME + 0.05
+LATER = SAME_SIGNAL + 0.05
 
 
 @pytest.fixture(autouse=True)
