@@ -121,7 +121,7 @@ class DetachedAttention(SelfAttention):
 def detached_sinkhorn(scores: Tensor, mask: Tensor | None, n_iters: int) -> Tensor:
     """Return `sinkhorn(scores)` for odd `n_iters`, with the gradient for a constant column potential g.
 
-    log W = scores + f + g, so W is the SoftMax of scores + (f + g), whose gradient does not depend on the row potential f.
+    log W = scores + f + g, so W is the SoftMax of scores + (f + g), and its gradient does not depend on f.
     """
     with torch.no_grad():
         weights = sinkhorn(scores, n_iters=n_iters, mask=mask)

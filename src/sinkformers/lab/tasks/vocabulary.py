@@ -43,7 +43,7 @@ class Vocabulary:
         alphabet = library.pre_tokenizers.ByteLevel.alphabet()
         if size < FIRST + len(alphabet):
             raise ValueError(
-                f"Vocabulary: size must be ≥ {FIRST + len(alphabet)}, to hold every byte and the {FIRST} special tokens; "
+                f"Vocabulary: size must be ≥ {FIRST + len(alphabet)}, for every byte and the {FIRST} special tokens; "
                 f"got {size}."
             )
         tokenizer = library.Tokenizer(library.models.BPE())
