@@ -51,11 +51,13 @@ def read(folder, name):
 
 def test_an_identical_run_is_copied_and_equals_a_training_byte_for_byte(tmp_path):
     train(FIRST, tmp_path / "shared")
+    (tmp_path / "shared/first/smoke/a-n-3/seed-0/lock").touch()  # held by a process that is about to release it
     train(SECOND, tmp_path / "shared")
     train(SECOND, tmp_path / "alone")
     taken, trained = (tmp_path / out / "second/smoke/n-3/seed-0" for out in ("shared", "alone"))
     for name in ("metrics.json", "note.txt"):
         assert read(taken, name) == read(trained, name), name
+    assert not (taken / "lock").exists()
     weights = [checkpoint.read(folder / "model.safetensors")[0] for folder in (taken, trained)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
