@@ -1,4 +1,4 @@
-"""The loop: what it computes, by hand; and that it may be stopped at any step without a trace in the result."""
+"""The training loop equals a plain loop, and may be stopped at any step without changing the result."""
 
 import json
 import os
@@ -36,15 +36,13 @@ def train(task, folder, *, seed=0, stop_after=None, save_every=0.0, precision="n
     def step(epoch, number, of):
         taken.append((epoch, number))
         assert number <= of
-
-    def saving():
-        if stop_after is not None and len(taken) > stop_after:
+        if stop_after is not None and len(taken) > stop_after:  # before this step is saved
             raise Stop
 
     folder.mkdir(exist_ok=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
     identity = {"seed": seed, **task.facts}
-    training = Training(task, identity, folder, accelerator, Hooks(step, lambda _record, _seconds: None, saving))
+    training = Training(task, identity, folder, accelerator, Hooks(step, lambda _record, _seconds: None))
     return training.run(save_every)
 
 
@@ -86,7 +84,7 @@ def test_a_batch_in_parts_is_the_same_batch(tmp_path, size):
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 3, 4, 5, 10])
-def test_stopped_at_any_step_it_comes_to_the_same_bits(tmp_path, stop_after):
+def test_a_training_stopped_at_any_step_resumes_to_the_same_bits(tmp_path, stop_after):
     task = ToyTask()
     folder = tmp_path / "stopped"
     folder.mkdir()
@@ -152,7 +150,7 @@ from sinkformers.lab.workbench.training import Hooks, Training
 
 accelerator = Accelerator(cpu=True)
 task = ToyTask(dropout=0.0, dtype=torch.float64, accumulate=int(sys.argv[2]))
-hooks = Hooks(lambda *_: None, lambda *_: None, lambda: None)
+hooks = Hooks(lambda *_: None, lambda *_: None)
 try:
     done = Training(task, {"seed": 0, **task.facts}, Path(sys.argv[1]), accelerator, hooks).run(0.0)
     if accelerator.is_main_process:
@@ -164,7 +162,7 @@ finally:
 """
 
 
-def test_two_processes_do_what_one_does(tmp_path):
+def test_two_processes_give_the_result_of_one(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DISTRIBUTED)
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))

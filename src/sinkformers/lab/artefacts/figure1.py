@@ -7,7 +7,7 @@ The paper reads three statements off its picture, and they hold here as numbers:
 
 - K⁰ = exp(C): one interaction dominates, it is more than 9/10 of the whole matrix;
 - K¹ (SoftMax): one cluster is ignored, its keys receive less than 1/100 each;
-- K^∞ (Sinkhorn): all points take part, every key receives 1.
+- K^∞ (Sinkhorn): all points interact, every key receives 1.
 
 The paper does not publish its points. Ours are two Gaussian clusters, moved away from the origin so that the keys of
 one cluster score higher with every query.
@@ -141,6 +141,9 @@ FIGURE1 = Artefact(
     name="figure1",
     title="Links of K⁰, K¹ and K^∞ between two clouds of ten points",
     paper="a picture; its points are not published",
-    presets=dict.fromkeys(("paper", "small", "smoke"), Preset("ten points, float64", "seconds", "", (), (), None)),
+    presets=dict.fromkeys(
+        ("paper", "small", "smoke"),
+        Preset(about="ten points, float64", takes="seconds", data="", seeds=(), arms=(), config=None),
+    ),
     make=make,
 )

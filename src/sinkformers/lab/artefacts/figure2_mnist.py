@@ -4,7 +4,7 @@
 
 The paper finds that "the learning process makes the attention matrices more and more doubly stochastic". Its plot
 starts after the first epoch; here epoch 0 is before training. The model is the one-layer ViT of Figure 6, with a CLS
-token and with mean pooling, and the Sinkformer stands beside it.
+token and with mean pooling, and is compared with the Sinkformer.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ FIGURE2_MNIST = Artefact(
     paper="most columns drift to 1 (a plot from epoch 1 on)",
     presets={
         "paper": Preset(
-            "one layer, one head, patch 7, 45 epochs",
-            "20 minutes on two cores",
-            "mnist",
-            (0,),
-            arms((1,)),
-            figure6.MNIST,
+            about="one layer, one head, patch 7, 45 epochs",
+            takes="20 minutes on two cores",
+            data="mnist",
+            seeds=(0,),
+            arms=arms((1,)),
+            config=figure6.MNIST,
         ),
         "small": Preset(
-            "as paper, 3 seeds, the Sinkformer beside it",
-            "about 25 minutes on two cores",
-            "mnist",
-            (0, 1, 2),
-            arms((1, figure6.N_ITERS)),
-            figure6.MNIST,
+            about="as paper, 3 seeds, the Sinkformer beside it",
+            takes="about 25 minutes on two cores",
+            data="mnist",
+            seeds=(0, 1, 2),
+            arms=arms((1, figure6.N_ITERS)),
+            config=figure6.MNIST,
         ),
         "smoke": Preset(
-            "scikit-learn's digits, 40 epochs",
-            "under a minute on two cores",
-            "digits",
-            (0,),
-            arms((1, figure6.N_ITERS)),
-            replace(
+            about="scikit-learn's digits, 40 epochs",
+            takes="under a minute on two cores",
+            data="digits",
+            seeds=(0,),
+            arms=arms((1, figure6.N_ITERS)),
+            config=replace(
                 figure6.DIGITS, recipe=Recipe(epochs=40, batch=100, rate=2e-3, drops=(30, 36)), dim=64, head_dim=32
             ),
         ),
     },
     task=figure6.task,
-    twins=("figure6",),
+    identical_runs_in=("figure6",),
 )

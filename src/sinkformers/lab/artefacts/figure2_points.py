@@ -3,7 +3,7 @@
     sinkformers run figure2-points --preset small --data DIR
 
 The models are those of the lower half of Table 1. The paper's plot starts after the first epoch; here epoch 0 is before
-training. SoftMax stands beside the normalisation that the Transformer was published with, whose rows sum to 1 too.
+training. SoftMax is compared with the normalisation that the Transformer was published with, whose rows also sum to 1.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ FIGURE2_POINTS = Artefact(
     paper="most columns drift to 1 (a plot from epoch 1 on)",
     presets={
         "paper": Preset(
-            "1,024 points, four layers of 256 channels, 300 epochs",
-            "a GPU-day",
-            "modelnet40",
-            (0,),
-            arms(1) + table1_pct.PORT,
-            table1_pct.PAPER,
+            about="1,024 points, four layers of 256 channels, 300 epochs",
+            takes="a GPU-day",
+            data="modelnet40",
+            seeds=(0,),
+            arms=arms(1) + table1_pct.PORT,
+            config=table1_pct.PAPER,
         ),
         "small": Preset(
-            "as the small preset of table1-pct, one seed, the Sinkformer beside it",
-            "about 20 minutes on two cores",
-            "modelnet40",
-            (0,),
-            arms(1, 3) + table1_pct.PORT,
-            table1_pct.SMALL,
+            about="as the small preset of table1-pct, one seed, the Sinkformer beside it",
+            takes="about 20 minutes on two cores",
+            data="modelnet40",
+            seeds=(0,),
+            arms=arms(1, 3) + table1_pct.PORT,
+            config=table1_pct.SMALL,
         ),
         "smoke": Preset(
-            "eight kinds of computed shapes, 6 epochs",
-            "seconds",
-            SHAPES,
-            (0,),
-            arms(1, 3) + table1_pct.PORT,
-            table1_pct.SMOKE,
+            about="eight kinds of computed shapes, 6 epochs",
+            takes="seconds",
+            data=SHAPES,
+            seeds=(0,),
+            arms=arms(1, 3) + table1_pct.PORT,
+            config=table1_pct.SMOKE,
         ),
     },
     task=task,
-    twins=("table1-pct",),
+    identical_runs_in=("table1-pct",),
 )

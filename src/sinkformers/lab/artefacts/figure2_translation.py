@@ -2,8 +2,8 @@
 
     sinkformers run figure2-translation --preset small --data DIR
 
-The model is that of Table 2. Epoch 0 is before training; the paper's plot starts later. The Sinkformer, trained from
-the beginning, stands beside the Transformer.
+The model is that of Table 2. Epoch 0 is before training; the paper's plot starts later. The Transformer is compared
+with a Sinkformer that is trained from scratch.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ FIGURE2_TRANSLATION = Artefact(
     metric="bleu",
     presets={
         "paper": Preset(
-            "IWSLT'14 by fairseq's transformer_iwslt_de_en, 30 epochs",
-            "some GPU-hours",
-            "iwslt14",
-            (0,),
-            arms(1),
-            table2.PAPER,
+            about="IWSLT'14 by fairseq's transformer_iwslt_de_en, 30 epochs",
+            takes="some GPU-hours",
+            data="iwslt14",
+            seeds=(0,),
+            arms=arms(1),
+            config=table2.PAPER,
             metric="bleu_tokenised",
         ),
         "small": Preset(
-            "Multi30k, 3 + 3 layers, dim 256, 12 epochs, the Sinkformer beside it",
-            "about 2 hours on two cores",
-            "multi30k",
-            (0, 1),
-            arms(1, table2.N_ITERS),
-            table2.SMALL,
+            about="Multi30k, 3 + 3 layers, dim 256, 12 epochs, the Sinkformer beside it",
+            takes="about 2 hours on two cores",
+            data="multi30k",
+            seeds=(0, 1),
+            arms=arms(1, table2.N_ITERS),
+            config=table2.SMALL,
             floor=33.0,
         ),
         "smoke": Preset(
-            "generated number words, 2 epochs",
-            "about a minute",
-            "",
-            (0,),
-            arms(1, table2.N_ITERS),
-            replace(table2.NUMBERS, recipe=replace(table2.NUMBERS.recipe, epochs=2)),
+            about="generated number words, 2 epochs",
+            takes="about a minute",
+            data="",
+            seeds=(0,),
+            arms=arms(1, table2.N_ITERS),
+            config=replace(table2.NUMBERS, recipe=replace(table2.NUMBERS.recipe, epochs=2)),
         ),
     },
     task=table2.task,
-    twins=("table2",),
+    identical_runs_in=("table2",),
 )

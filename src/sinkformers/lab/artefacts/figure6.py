@@ -3,8 +3,8 @@
     sinkformers run figure6 --preset small --data DIR
 
 The paper has no CLS token when it says that both models are equivalent at patch 28, where there is a single patch; its
-authors' code has one. `paper` and `small` read out the mean of the patches, `authors` a CLS token. The paper gave the
-two arms different learning rates; here every arm is run at both.
+authors' code has one. `paper` and `small` classify the mean of the patches, `authors` a CLS token. The paper uses
+different learning rates for the two arms; here every arm is run at both.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sinkformers.lab.data import data_folder, load_digits, load_mnist
 from sinkformers.lab.tasks.images import ImageTask, VisionConfig
 from sinkformers.lab.workbench.task import Recipe
 
-N_ITERS = 5  # as in the authors' code; the paper is silent
+N_ITERS = 5  # as in the authors' code; the paper does not state it
 RATES = (1e-3, 2e-3)
 PATCHES = (28, 14, 7, 4, 2)
 
 MNIST = VisionConfig(
-    Recipe(epochs=45, batch=100, rate=1e-3, drops=(35, 41)),
+    recipe=Recipe(epochs=45, batch=100, rate=1e-3, drops=(35, 41)),
     image=28,
     patch=7,
     dim=128,
@@ -39,7 +39,7 @@ DIGITS = replace(
 
 
 def arms(patches: tuple[int, ...], rates: tuple[float, ...], tied: int | None = None) -> tuple[Arm, ...]:
-    """SoftMax and Sinkhorn for every patch and rate; at the patch `tied` also with W_Q = W_K."""
+    """Return SoftMax and Sinkhorn arms for every patch size and rate; for the patch size `tied` also with W_Q = W_K."""
     settings: list[dict[str, Any]] = [
         {"patch": patch, "rate": rate, "n_iters": n_iters}
         for patch in patches
@@ -51,13 +51,15 @@ def arms(patches: tuple[int, ...], rates: tuple[float, ...], tied: int | None = 
 
 
 def name(settings: dict[str, Any]) -> str:
+    """Return the name of an arm."""
     tied = "-tied" if settings.get("tie_qk") else ""
     return f"patch-{settings['patch']}{tied}-rate-{settings['rate']:g}-n-{settings['n_iters']}"
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
+    """Return the task of an arm."""
     images = load_digits() if preset.data == "digits" else load_mnist(data_folder(data))
-    return ImageTask(preset.config.of(arm.settings), seed, images)
+    return ImageTask(preset.config.with_settings(arm.settings), seed, images)
 
 
 FIGURE6 = Artefact(
@@ -66,31 +68,36 @@ FIGURE6 = Artefact(
     paper="Sinkformer ahead for small patches, equal at patch 28 (read off a plot; median of 5)",
     presets={
         "paper": Preset(
-            "no CLS token, mean pooling; both rates in both arms; n_iters 5",
-            "about 19 hours on two cores",
-            "mnist",
-            (0, 1, 2, 3, 4),
-            arms(PATCHES, RATES, tied=7),
-            MNIST,
+            about="no CLS token, mean pooling; both rates in both arms; n_iters 5",
+            takes="about 19 hours on two cores",
+            data="mnist",
+            seeds=(0, 1, 2, 3, 4),
+            arms=arms(PATCHES, RATES, tied=7),
+            config=MNIST,
         ),
         "authors": Preset(
-            "reads out a CLS token, as the published curve",
-            "about 17 hours on two cores",
-            "mnist",
-            (0, 1, 2, 3, 4),
-            arms(PATCHES, RATES),
-            replace(MNIST, readout="cls"),
+            about="reads out a CLS token, as the published curve",
+            takes="about 17 hours on two cores",
+            data="mnist",
+            seeds=(0, 1, 2, 3, 4),
+            arms=arms(PATCHES, RATES),
+            config=replace(MNIST, readout="cls"),
         ),
         "small": Preset(
-            "as paper, without patch 2, 3 seeds",
-            "about 2 hours on two cores",
-            "mnist",
-            (0, 1, 2),
-            arms(PATCHES[:-1], RATES, tied=7),
-            MNIST,
+            about="as paper, without patch 2, 3 seeds",
+            takes="about 2 hours on two cores",
+            data="mnist",
+            seeds=(0, 1, 2),
+            arms=arms(PATCHES[:-1], RATES, tied=7),
+            config=MNIST,
         ),
         "smoke": Preset(
-            "scikit-learn's digits, 3 epochs", "seconds", "digits", (0,), arms((8, 4, 2), RATES[:1]), DIGITS
+            about="scikit-learn's digits, 3 epochs",
+            takes="seconds",
+            data="digits",
+            seeds=(0,),
+            arms=arms((8, 4, 2), RATES[:1]),
+            config=DIGITS,
         ),
     },
     task=task,

@@ -2,12 +2,12 @@
 
     sinkformers run table1-set --preset small --data DIR
 
-The paper draws 5,000 points a shape; ModelNet40's common files have 2,048 at most, so `paper` draws them from
+The paper samples 5,000 points per shape. ModelNet40's common files have at most 2,048, so `paper` samples them from
 Princeton's meshes. Scores are divided by √dim, and there are no LayerNorms, as in the Set Transformer's own code for
-ModelNet40. The authors' code differs from the paper: it has no SAB, drops half of what goes into the pooling and out of
-it, takes 1,000 points, and gives the Sinkformer alone LayerNorms, rows that sum to 1/n and, since its PMA has one seed,
-mean pooling. `authors` follows it but for one thing: that code stops iterating once the row potentials hardly move.
-Everywhere else the arms differ in n_iters alone, and a single seed stays SoftMax.
+ModelNet40. The authors' code differs from the paper: it has no SAB, uses dropout 0.5 before and after the pooling,
+takes 1,000 points, and gives only the Sinkformer LayerNorms, rows that sum to 1/n and, since its PMA has one seed, mean
+pooling. `authors` follows it with one exception: that code stops iterating when the row potentials hardly change. In
+all other presets the arms differ only in n_iters, and a PMA with a single seed uses SoftMax.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class SetConfig(PointConfig):
 
 
 def arms(*n_iters: int, prefix: str = "", **settings: Any) -> tuple[Arm, ...]:
+    """Return one arm per n_iters, with common `settings`."""
     return tuple(Arm(f"{prefix}n-{n}", {**settings, "n_iters": n}) for n in n_iters)
 
 
@@ -106,31 +107,38 @@ TABLE1_SET = Artefact(
     },
     presets={
         "paper": Preset(
-            "5,000 points drawn from the meshes, two ISAB, SAB and PMA, 300 epochs, n_iters 1, 3, …, 21",
-            "GPU-days",
-            "modelnet40",
-            (0, 1, 2, 3),
-            arms(*range(1, 22, 2)),
-            PAPER,
+            about="5,000 points drawn from the meshes, two ISAB, SAB and PMA, 300 epochs, n_iters 1, 3, …, 21",
+            takes="GPU-days",
+            data="modelnet40",
+            seeds=(0, 1, 2, 3),
+            arms=arms(*range(1, 22, 2)),
+            config=PAPER,
         ),
         "authors": Preset(
-            "as the authors' code: 1,000 points, no SAB, LayerNorm and an unscaled plan in the Sinkformers only",
-            "GPU-days",
-            "modelnet40",
-            (0, 1, 2, 3),
-            arms(1, prefix="transformer-", **TRANSFORMER) + arms(1, 3, 5, 21, prefix="sinkformer-", **SINKFORMER),
-            AUTHORS,
+            about="as the authors' code: 1,000 points, no SAB, LayerNorm and an unscaled plan in the Sinkformers only",
+            takes="GPU-days",
+            data="modelnet40",
+            seeds=(0, 1, 2, 3),
+            arms=arms(1, prefix="transformer-", **TRANSFORMER) + arms(1, 3, 5, 21, prefix="sinkformer-", **SINKFORMER),
+            config=AUTHORS,
         ),
         "small": Preset(
-            "all 12,311 shapes, 128 points, width 64, 40 epochs",
-            "about an hour on two cores",
-            "modelnet40",
-            (0, 1, 2),
-            arms(1, 3, 5, 21),
-            SMALL,
+            about="all 12,311 shapes, 128 points, width 64, 40 epochs",
+            takes="about an hour on two cores",
+            data="modelnet40",
+            seeds=(0, 1, 2),
+            arms=arms(1, 3, 5, 21),
+            config=SMALL,
             floor=0.82,
         ),
-        "smoke": Preset("eight kinds of computed shapes, 6 epochs", "seconds", SHAPES, (0,), arms(1, 3), SMOKE),
+        "smoke": Preset(
+            about="eight kinds of computed shapes, 6 epochs",
+            takes="seconds",
+            data=SHAPES,
+            seeds=(0,),
+            arms=arms(1, 3),
+            config=SMOKE,
+        ),
     },
     task=task,
 )
