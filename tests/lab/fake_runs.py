@@ -1,4 +1,4 @@
-"""Cells that nobody trained, written to disk as a training would."""
+"""Runs that nobody trained, written to disk as a training would."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ def epoch(number, accuracy, *, gap=0.5, layers=("blocks.0.attention",)):
     }
 
 
-def write_cell(root, *, artefact="figure6", preset="small", seed=0, n_iters=1, final=0.9, **other):
-    """A finished cell of three epochs; `other` holds further settings, and overrides of metrics and of the run."""
+def write_run(root, *, artefact="figure6", preset="small", seed=0, n_iters=1, final=0.9, **other):
+    """A finished run of three epochs; `other` holds further settings, and overrides of metrics and of the run."""
     metrics, run = other.pop("metrics", {}), other.pop("run", {})
     arm = other.pop("arm", f"n-{n_iters}")
     epochs = other.pop("epochs", None) or [epoch(0, 0.1), epoch(1, final / 2), epoch(2, final)]
@@ -58,7 +58,7 @@ def write_cell(root, *, artefact="figure6", preset="small", seed=0, n_iters=1, f
 
 
 def write_unfinished(root, *, arm="n-1", seed=9, epochs=3, artefact="figure6", preset="small"):
-    """A cell in training: its log has a line of before training and `epochs` more, and one is being written."""
+    """A run in training: its log has a line of before training and `epochs` more, and one is being written."""
     folder = Path(root, artefact, preset, arm, f"seed-{seed}")
     folder.mkdir(parents=True)
     lines = "".join(json.dumps(epoch(number, 0.5)) + "\n" for number in range(epochs + 1))

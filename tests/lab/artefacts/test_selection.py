@@ -1,4 +1,4 @@
-"""What a command asks for, as cells; and the catalogue behind it."""
+"""What a command asks for, as runs; and the catalogue behind it."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_presets_make_sense(artefact):
         assert {arm.n_iters == 1 for arm in preset.arms} <= {True, False}
         for arm in preset.arms:
             assert arm.name.endswith(f"n-{arm.n_iters}")
-            config = preset.config.of(arm.settings)
+            config = preset.config.with_settings(arm.settings)
             assert config.n_iters == arm.n_iters
             if isinstance(config, VisionConfig):
                 assert config.image % config.patch == 0
@@ -85,26 +85,24 @@ def test_too_many_numbers_are_refused_before_they_are_written_out(text, many):
 
 def test_too_many_cells_are_refused():
     figure5 = selection.artefact_named("figure5")
-    assert len(selection.cells(figure5, "smoke", seeds="0-4999")) == 10_000
+    assert len(selection.select_runs(figure5, "smoke", seeds="0-4999")) == 10_000
     with pytest.raises(ExperimentError, match=r"^5,001 seeds of 2 arms are 10,002 runs, and 10,000 are the most"):
-        selection.cells(figure5, "smoke", seeds="0-5000")
+        selection.select_runs(figure5, "smoke", seeds="0-5000")
     with pytest.raises(ExperimentError, match=r"^10,000 seeds of 10,000 arms are 100,000,000 runs"):
-        selection.cells(figure5, "smoke", seeds="0-9999", n_iters="1-10000")
+        selection.select_runs(figure5, "smoke", seeds="0-9999", n_iters="1-10000")
 
 
 def test_cells_come_seed_by_seed_and_folders_say_what_they_are():
     artefact = selection.artefact_named("figure5")
-    cells = selection.cells(artefact, "small", seeds="0-1")
-    assert [str(cell.folder) for cell in cells] == [
-        f"figure5/small/n-{n}/seed-{seed}" for seed in (0, 1) for n in (1, 3)
-    ]
+    runs = selection.select_runs(artefact, "small", seeds="0-1")
+    assert [str(run.folder) for run in runs] == [f"figure5/small/n-{n}/seed-{seed}" for seed in (0, 1) for n in (1, 3)]
 
 
 def test_other_counts_of_iterations_make_other_arms():
     artefact = selection.artefact_named("figure6")
-    cells = selection.cells(artefact, "smoke", n_iters="1,3,21", arms=["patch-4-*"])
-    assert [cell.arm.name for cell in cells] == [f"patch-4-rate-0.001-n-{n}" for n in (1, 3, 21)]
-    assert [cell.arm.n_iters for cell in cells] == [1, 3, 21]
+    runs = selection.select_runs(artefact, "smoke", n_iters="1,3,21", arms=["patch-4-*"])
+    assert [run.arm.name for run in runs] == [f"patch-4-rate-0.001-n-{n}" for n in (1, 3, 21)]
+    assert [run.arm.n_iters for run in runs] == [1, 3, 21]
 
 
 @pytest.mark.parametrize(
@@ -115,15 +113,15 @@ def test_other_counts_of_iterations_make_other_arms():
             r"there is no artefact 'figure7'. Choose one of figure1, figure2-",
         ),
         (
-            lambda: selection.cells(selection.artefact_named("figure6"), "large"),
+            lambda: selection.select_runs(selection.artefact_named("figure6"), "large"),
             r"figure6 has no preset 'large'. Choose one of paper, authors, small, smoke",
         ),
         (
-            lambda: selection.cells(selection.artefact_named("figure5"), "smoke", arms=["x*"]),
+            lambda: selection.select_runs(selection.artefact_named("figure5"), "smoke", arms=["x*"]),
             r"--arms x\* holds none of the arms of smoke: n-1, n-3",
         ),
         (
-            lambda: selection.cells(selection.artefact_named("figure5"), "smoke", n_iters="0"),
+            lambda: selection.select_runs(selection.artefact_named("figure5"), "smoke", n_iters="0"),
             r"--n-iters must be whole numbers from 1 to",
         ),
     ],

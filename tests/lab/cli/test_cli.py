@@ -7,10 +7,10 @@ import sys
 from importlib.metadata import version
 
 import pytest
-from tests.experiments.fake_cells import write_cell
 from typer.testing import CliRunner
 
 from sinkformers.lab.cli.app import app
+from tests.lab.fake_runs import write_run
 
 
 def invoke(*arguments):
@@ -198,7 +198,7 @@ def test_what_the_system_refuses_is_one_sentence(arguments, tmp_path, monkeypatc
 
 
 def test_a_page_to_fill_that_is_no_text_is_refused(tmp_path):
-    write_cell(tmp_path / "runs")
+    write_run(tmp_path / "runs")
     (tmp_path / "page.md").write_bytes(b"caf\xe9")
     result = invoke("report", tmp_path / "runs", "--fill", tmp_path / "page.md")
     assert result.exit_code == 2

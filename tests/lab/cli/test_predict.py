@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from sinkformers import watch_attention
 from sinkformers.lab.artefacts import catalogue, figure4
-from sinkformers.lab.artefacts.artefact import anew
+from sinkformers.lab.artefacts.artefact import retrain_hint
 from sinkformers.lab.cli.app import app
 from sinkformers.lab.data import load_opinions, on_unit_sphere
 from sinkformers.lab.inference.clouds import CloudClassifier
 from sinkformers.lab.inference.texts import Judge, Translate
-from sinkformers.lab.inference.trained import open_cell
+from sinkformers.lab.inference.trained import open_run
 from sinkformers.lab.tasks.augmentation import standardised
 from sinkformers.lab.tasks.vocabulary import END, Vocabulary
 from sinkformers.lab.workbench import checkpoint
@@ -27,11 +27,11 @@ SHAPES = ("bowl", "chair", "lamp", "vase", "tent")
 
 
 def write_untrained(out, artefact_name, arm_name):
-    """A finished cell whose model was only drawn; its folder, its task's files, and the model."""
+    """A finished run whose model was only drawn; its folder, its task's files, and the model."""
     artefact = catalogue.find(artefact_name)
     preset = artefact.presets["smoke"]
     arm = next(arm for arm in preset.arms if arm.name == arm_name)
-    config = preset.config.of(arm.settings)
+    config = preset.config.with_settings(arm.settings)
     torch.manual_seed(3)
     if artefact_name.startswith("table1"):
         model, files = config.model(len(SHAPES)), {"classes.json": json.dumps(SHAPES).encode()}
@@ -95,7 +95,7 @@ def test_a_shape_gets_the_classes_that_the_model_gives(artefact, arm, shape, tmp
 
 def test_a_point_is_coloured_by_what_it_receives(shape, tmp_path):
     folder, model = write_untrained(tmp_path, "table1-set", "n-1")
-    classifier, (file, _) = CloudClassifier(open_cell(folder)), shape
+    classifier, (file, _) = CloudClassifier(open_run(folder)), shape
     prediction = classifier.predict(file)
     with watch_attention(model, keep_weights=True) as watch:
         model(standardised(prediction.points[None]))
@@ -110,7 +110,7 @@ def test_a_point_is_coloured_by_what_it_receives(shape, tmp_path):
 
 def test_places_are_the_centres_that_attention_sees(shape, tmp_path):
     folder, _ = write_untrained(tmp_path, "table1-pct", "n-3")
-    prediction = CloudClassifier(open_cell(folder)).predict(shape[0])
+    prediction = CloudClassifier(open_run(folder)).predict(shape[0])
     places = prediction.attention.places
     assert places.shape == (12, 3)
     assert (places[:, None] == prediction.points).all(-1).any(-1).all()
@@ -120,7 +120,7 @@ def test_places_are_the_centres_that_attention_sees(shape, tmp_path):
 def test_reviews_are_judged_alike_alone_together_and_from_a_file(tmp_path):
     folder, model = write_untrained(tmp_path, "figure4", "n-3")
     lines = [*load_opinions().test.texts[:3], "", "Ähnlich!"]
-    judge = Judge(open_cell(folder))
+    judge = Judge(open_run(folder))
     for line in filter(None, lines):
         with torch.no_grad():
             logits = model(torch.tensor(judge.reader.vocabulary.encode([line])))[0]
@@ -153,7 +153,7 @@ def test_sentences_are_translated_line_by_line_and_drawn_on_request(tmp_path):
 
 def test_the_attention_of_a_sentence_is_the_encoders(tmp_path):
     folder, model = write_untrained(tmp_path, "table2", "continued-n-3")
-    translate = Translate(open_cell(folder))
+    translate = Translate(open_run(folder))
     numbers = [*translate.translator.source.encode(["elf"])[0], END]
     with watch_attention(model, keep_weights=True) as watch:
         model.begin(torch.tensor([numbers]), torch.ones(1, len(numbers), dtype=torch.bool))
@@ -176,7 +176,7 @@ def test_a_model_of_pieces_says_once_that_it_knows_no_plain_text(tmp_path):
     assert result.exit_code == 0
     assert result.stderr.count("most words of a text are unknown to this model") == 1
     assert invoke(folder, "ein hun@@ d").stderr == ""
-    assert Translate(open_cell(folder)).attention("ein Hund").tokens == ["ein", "(unknown)", "(end)"]
+    assert Translate(open_run(folder)).attention("ein Hund").tokens == ["ein", "(unknown)", "(end)"]
 
 
 def test_the_name_of_a_file_is_a_text_too_and_a_hint(tmp_path):
@@ -197,8 +197,8 @@ def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"fine\nna\xefve\n")
     for arguments, sentence in (
-        ([tmp_path / "nowhere"], "holds no finished cell; name the folder of one"),
-        ([tmp_path / "a", shape[0]], "holds 2 finished cells, such as "),
+        ([tmp_path / "nowhere"], "holds no finished run; name the folder of one"),
+        ([tmp_path / "a", shape[0]], "holds 2 finished runs, such as "),
         ([images, shape[0]], "is a model of images, and predict knows shapes and texts only."),
         ([shapes], "there is nothing to predict; name files with shapes"),
         ([shapes, tmp_path / "no.off"], "no.off cannot be read (No such file or directory)"),
@@ -232,7 +232,7 @@ def test_weights_of_another_model_are_refused(shape, tmp_path):
     (folder / "classes.json").write_text("[")
     assert "classes.json cannot be read" in refused(invoke(folder, shape[0]))
     (folder / "classes.json").unlink()
-    assert f"classes.json is missing, and the model cannot be used without it. {anew(folder)}" in refused(
+    assert f"classes.json is missing, and the model cannot be used without it. {retrain_hint(folder)}" in refused(
         invoke(folder, shape[0])
     )
 
@@ -244,17 +244,17 @@ def test_weights_of_another_arm_and_missing_weights_are_refused(tmp_path):
     checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 3}})
     assert invoke(folder, "a").exit_code == 0
     (folder / "model.safetensors").unlink()
-    assert f"model.safetensors is missing. {anew(folder)}" in refused(invoke(folder, "a"))
+    assert f"model.safetensors is missing. {retrain_hint(folder)}" in refused(invoke(folder, "a"))
 
 
 def test_tokens_are_counted_as_they_are_read(tmp_path):
     reviews, _ = write_untrained(tmp_path, "figure4", "n-3")
-    read = Judge(open_cell(reviews)).reader
+    read = Judge(open_run(reviews)).reader
     breaks = "<br />" * 20
     assert len(read.vocabulary.encode([breaks])[0]) > read.config.length > int(read.encode([breaks]).lengths)
     assert invoke(reviews, breaks).stderr == ""
     sentences, _ = write_untrained(tmp_path, "table2", "continued-n-3")
-    spell = Translate(open_cell(sentences)).translator.source.encode
+    spell = Translate(open_run(sentences)).translator.source.encode
     text = next(each for n in range(200) if len(spell([each := "x" * n])[0]) == 64)  # and its end is one more
     assert "the last 64 tokens" in invoke(sentences, text).stderr
     assert invoke(sentences, text[1:]).stderr == ""
@@ -267,7 +267,7 @@ def test_a_model_of_the_authors_is_drawn_and_stays_what_it_is(tmp_path):
     metrics = json.loads((folder / "metrics.json").read_text())
     metrics["config"]["authors"] = True
     (folder / "metrics.json").write_text(json.dumps(metrics))
-    judge = Judge(open_cell(folder))
+    judge = Judge(open_run(folder))
     before = judge(["a fine film", "dull"])
     seen = judge.attention("a fine film")
     assert seen.weights.shape == (len(seen.tokens), len(seen.tokens))

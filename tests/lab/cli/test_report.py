@@ -4,10 +4,10 @@ import math
 import sys
 
 import pytest
-from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 from typer.testing import CliRunner
 
 from sinkformers.lab.cli.app import app
+from tests.lab.fake_runs import epoch, write_run, write_unfinished
 
 
 def invoke(*arguments):
@@ -26,7 +26,7 @@ def refused(result):
 def runs(tmp_path):
     for n_iters, finals in ((1, (0.5, 0.9, 0.6)), (3, (0.7, 0.8, 0.75))):
         for seed, final in enumerate(finals):
-            write_cell(tmp_path / "runs", artefact="unheard-of", n_iters=n_iters, seed=seed, final=final)
+            write_run(tmp_path / "runs", artefact="unheard-of", n_iters=n_iters, seed=seed, final=final)
     return tmp_path / "runs"
 
 
@@ -46,7 +46,7 @@ def test_a_report_prints_its_tables_and_writes_its_page(runs):
 
 
 def test_out_says_where_and_several_folders_are_one_report(runs, tmp_path):
-    write_cell(tmp_path / "more", artefact="unheard-of", seed=3, final=0.4)
+    write_run(tmp_path / "more", artefact="unheard-of", seed=3, final=0.4)
     result = invoke(runs, tmp_path / "more", "--out", tmp_path / "not" / "yet")
     assert result.exit_code == 0, result.output
     assert ["n-1", "4", "55.00%", "60.00%", "90.00%", "40.00%"] in [line.split() for line in result.output.splitlines()]
@@ -58,7 +58,7 @@ def test_losses_that_diverged_are_reported_as_the_worst(tmp_path):
     for seed, loss in enumerate((0.5, math.inf, None)):
         test = {"loss": loss, "accuracy": 0.5}
         epochs = [epoch(0, 0.1), {"epoch": 1, "train": {"loss": loss}, "test": test}]
-        write_cell(tmp_path, artefact="unheard-of", seed=seed, epochs=epochs, metrics={"metric": "loss"})
+        write_run(tmp_path, artefact="unheard-of", seed=seed, epochs=epochs, metrics={"metric": "loss"})
     result = invoke(tmp_path)
     assert result.exit_code == 0, result.output
     assert ["n-1", "3", "diverged", "diverged", "0.5", "diverged"] in [
@@ -67,7 +67,7 @@ def test_losses_that_diverged_are_reported_as_the_worst(tmp_path):
 
 
 def test_what_looks_like_markup_is_printed_as_it_is(tmp_path):
-    write_cell(tmp_path, artefact="[bold]a[", arm="[red]b[")
+    write_run(tmp_path, artefact="[bold]a[", arm="[red]b[")
     result = invoke(tmp_path)
     assert result.exit_code == 0, result.output
     assert "[bold]a[" in result.output
@@ -79,9 +79,9 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_a_folder_without_a_finished_cell_is_refused(tmp_path):
-    assert "holds no finished cell, and no cell is running" in refused(invoke(tmp_path))
+    assert "holds no finished run, and none is running" in refused(invoke(tmp_path))
     write_unfinished(tmp_path)
-    assert "holds no finished cell, one is unfinished" in refused(invoke(tmp_path))
+    assert "holds no finished run, one is unfinished" in refused(invoke(tmp_path))
 
 
 def test_a_damaged_cell_is_refused_by_name(runs):
@@ -121,7 +121,7 @@ def test_a_page_that_cannot_be_filled_is_left_alone(runs, tmp_path):
     page = tmp_path / "page.md"
     for text, sentence in (
         ("nothing", "the page has no place to fill"),
-        ("<!-- results: figure6 small runs -->\n<!-- end -->", "asks for figure6, small, and no cell of it is there"),
+        ("<!-- results: figure6 small runs -->\n<!-- end -->", "asks for figure6, small, and no run of it is there"),
         ("<!-- results: unheard-of small odd -->\n<!-- end -->", "asks for the part 'odd' of unheard-of"),
     ):
         page.write_text(text)

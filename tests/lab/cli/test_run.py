@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from sinkformers.lab.artefacts import figure4
 from sinkformers.lab.cli.app import app
+from sinkformers.lab.workbench.locks import locked
 
 COMMAND = [sys.executable, "-m", "sinkformers.lab.cli", "run", "figure5", "--preset", "smoke"]
-CELL = Path("figure5", "smoke", "n-3", "seed-0")
+RUN_FOLDER = Path("figure5", "smoke", "n-3", "seed-0")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def start(*arguments, command=COMMAND, **environment):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Both cells of the smoke preset, trained without a disturbance."""
+    """Both runs of the smoke preset, trained without a disturbance."""
     out = tmp_path_factory.mktemp("finished")
     process = start("--out", out)
     said, complaint = process.communicate(timeout=300)
@@ -53,7 +54,7 @@ def finished(tmp_path_factory):
 
 def test_a_run_leaves_records_and_a_report(finished):
     out, said = finished
-    metrics = json.loads((out / CELL / "metrics.json").read_text())
+    metrics = json.loads((out / RUN_FOLDER / "metrics.json").read_text())
     assert [epoch["epoch"] for epoch in metrics["epochs"]] == [0, 1, 2]
     assert metrics["settings"] == {"n_iters": 3}
     assert metrics["config"]["n_iters"] == 3
@@ -63,47 +64,49 @@ def test_a_run_leaves_records_and_a_report(finished):
     assert "n-3, seed 0: epoch 2/2, train loss" in said
     page = re.search(r"Written to (.*)$", said, re.MULTILINE)[1]
     assert Path(page).read_text(encoding="utf-8").lower().startswith("<!doctype html>")
-    # What is left: the record, what made it, the weights, the log. No claim, no checkpoint.
-    assert {file.name for file in (out / CELL).iterdir()} == {
+    # What is left: the record, what made it, the weights, the log. No lock, no checkpoint.
+    assert {file.name for file in (out / RUN_FOLDER).iterdir()} == {
         "log.jsonl",
         "metrics.json",
         "model.safetensors",
         "run.json",
         "tensorboard",
     }
-    assert len((out / CELL / "log.jsonl").read_text().splitlines()) == 3
+    assert len((out / RUN_FOLDER / "log.jsonl").read_text().splitlines()) == 3
 
 
 def test_the_record_holds_no_time_and_no_path(finished):
-    text = (finished[0] / CELL / "metrics.json").read_text()
+    text = (finished[0] / RUN_FOLDER / "metrics.json").read_text()
     assert str(finished[0]) not in text
     assert "second" not in text
     assert {"seconds_per_epoch", "versions", "commit", "machine"} <= json.loads(
-        (finished[0] / CELL / "run.json").read_text()
+        (finished[0] / RUN_FOLDER / "run.json").read_text()
     ).keys()
 
 
 def test_killed_in_the_middle_of_an_epoch_it_ends_on_the_same_bytes(finished, tmp_path):
     arguments = ("--out", tmp_path, "--arms", "n-3", "--save-every", "0")
     process = start(*arguments)
-    log, deadline = tmp_path / CELL / "log.jsonl", time.monotonic() + 120
+    log, deadline = tmp_path / RUN_FOLDER / "log.jsonl", time.monotonic() + 120
     while not (log.exists() and len(log.read_text().splitlines()) == 2):  # the second epoch has begun
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert not (tmp_path / CELL / "metrics.json").exists()
-    assert (tmp_path / CELL / "checkpoint.safetensors").exists()
+    assert not (tmp_path / RUN_FOLDER / "metrics.json").exists()
+    assert (tmp_path / RUN_FOLDER / "checkpoint.safetensors").exists()
     again = start(*arguments)
     said, complaint = again.communicate(timeout=300)
     assert again.returncode == 0, complaint
     assert re.search(r"^n-3, seed 0: goes on after epoch \d, step \d+\.$", said, re.MULTILINE)
-    assert (tmp_path / CELL / "metrics.json").read_bytes() == (finished[0] / CELL / "metrics.json").read_bytes()
-    assert (tmp_path / CELL / "model.safetensors").read_bytes() == (
-        finished[0] / CELL / "model.safetensors"
+    assert (tmp_path / RUN_FOLDER / "metrics.json").read_bytes() == (
+        finished[0] / RUN_FOLDER / "metrics.json"
     ).read_bytes()
-    assert json.loads((tmp_path / CELL / "run.json").read_text())["resumed"] == 1
+    assert (tmp_path / RUN_FOLDER / "model.safetensors").read_bytes() == (
+        finished[0] / RUN_FOLDER / "model.safetensors"
+    ).read_bytes()
+    assert json.loads((tmp_path / RUN_FOLDER / "run.json").read_text())["resumed"] == 1
 
 
 def test_an_interrupt_has_the_code_of_one_and_data_is_named_while_it_is_read(tmp_path, monkeypatch):
@@ -124,7 +127,9 @@ def test_two_commands_share_a_folder_and_train_each_cell_once(finished, tmp_path
     trained = [set(re.findall(r"^(n-\d, seed \d): epoch 2/2", text, re.MULTILINE)) for text in said]
     assert not trained[0] & trained[1]
     assert len(trained[0] | trained[1]) == 6
-    assert (tmp_path / CELL / "metrics.json").read_bytes() == (finished[0] / CELL / "metrics.json").read_bytes()
+    assert (tmp_path / RUN_FOLDER / "metrics.json").read_bytes() == (
+        finished[0] / RUN_FOLDER / "metrics.json"
+    ).read_bytes()
 
 
 def test_what_all_jobs_complain_of_is_said_once(tmp_path):
@@ -141,7 +146,9 @@ def test_jobs_start_processes_of_their_own(finished, tmp_path):
     said, complaint = process.communicate(timeout=300)
     assert process.returncode == 0, complaint
     assert {"n-1, seed 0: done", "n-3, seed 0: done"} <= set(said.splitlines())
-    assert (tmp_path / CELL / "metrics.json").read_bytes() == (finished[0] / CELL / "metrics.json").read_bytes()
+    assert (tmp_path / RUN_FOLDER / "metrics.json").read_bytes() == (
+        finished[0] / RUN_FOLDER / "metrics.json"
+    ).read_bytes()
 
 
 def test_under_torchrun_two_processes_train_one_cell_together(finished, tmp_path):
@@ -149,8 +156,8 @@ def test_under_torchrun_two_processes_train_one_cell_together(finished, tmp_path
     process = start("--out", tmp_path, "--arms", "n-3", command=[*launcher, *COMMAND[2:]])
     _, complaint = process.communicate(timeout=300)
     assert process.returncode == 0, complaint
-    one, two = (json.loads((out / CELL / "metrics.json").read_text()) for out in (finished[0], tmp_path))
-    assert json.loads((tmp_path / CELL / "run.json").read_text())["processes"] == 2
+    one, two = (json.loads((out / RUN_FOLDER / "metrics.json").read_text()) for out in (finished[0], tmp_path))
+    assert json.loads((tmp_path / RUN_FOLDER / "run.json").read_text())["processes"] == 2
     for ours, theirs in zip(one["epochs"], two["epochs"], strict=True):
         assert theirs["test"]["loss"] == pytest.approx(ours["test"]["loss"], rel=1e-3)
 
@@ -180,13 +187,14 @@ def test_what_cannot_be_run_is_one_sentence_and_a_code(tmp_path, arguments, sent
 
 
 def test_a_damaged_checkpoint_is_a_sentence_and_stays(tmp_path):
-    (tmp_path / CELL).mkdir(parents=True)
-    (tmp_path / CELL / "checkpoint.safetensors").write_bytes(b"damaged")
+    (tmp_path / RUN_FOLDER).mkdir(parents=True)
+    (tmp_path / RUN_FOLDER / "checkpoint.safetensors").write_bytes(b"damaged")
     result = invoke("run", "figure5", "--preset", "smoke", "--arms", "n-3", "--out", tmp_path)
     assert result.exit_code == 2
     assert "is damaged" in result.stderr
-    assert (tmp_path / CELL / "checkpoint.safetensors").read_bytes() == b"damaged"
-    assert not list((tmp_path / CELL).glob("claim-*"))
+    assert (tmp_path / RUN_FOLDER / "checkpoint.safetensors").read_bytes() == b"damaged"
+    with locked(tmp_path / RUN_FOLDER) as held:
+        assert held
 
 
 def test_figure1_is_drawn(tmp_path):

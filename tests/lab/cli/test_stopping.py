@@ -10,16 +10,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.experiments.fake_cells import write_cell
 from typer.testing import CliRunner
 
-from sinkformers.lab.artefacts.artefact import METRICS, Arm, Cell
+from sinkformers.lab.artefacts.artefact import METRICS_FILE, Arm, Run
 from sinkformers.lab.cli.app import app
 from sinkformers.lab.workbench.display import Display
+from sinkformers.lab.workbench.locks import locked
 from sinkformers.lab.workbench.workers import side_by_side
+from tests.lab.fake_runs import write_run
 
 COMMAND = [sys.executable, "-m", "sinkformers.lab.cli", "run", "figure5", "--preset", "smoke"]
-CELLS = [Path("figure5", "smoke", arm, "seed-0") for arm in ("n-1", "n-3")]
+RUN_FOLDERS = [Path("figure5", "smoke", arm, "seed-0") for arm in ("n-1", "n-3")]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 SIGNALS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 
@@ -60,16 +61,16 @@ def finish(*arguments):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The records of both cells, trained without a disturbance."""
+    """The records of both runs, trained without a disturbance."""
     out = tmp_path_factory.mktemp("whole")
     finish("--out", out)
-    return [(out / cell / METRICS).read_bytes() for cell in CELLS]
+    return [(out / run / METRICS_FILE).read_bytes() for run in RUN_FOLDERS]
 
 
 @SIGNALS
 def test_stopped_in_its_first_seconds_it_goes_on_at_the_step_where_it_was(whole, start, tmp_path, number, code):
     process = start("--out", tmp_path, "--arms", "n-3")
-    wait_for((tmp_path / CELLS[1] / "log.jsonl").exists, process)  # evaluated before training, and nothing saved
+    wait_for((tmp_path / RUN_FOLDERS[1] / "log.jsonl").exists, process)  # evaluated before training, and nothing saved
     process.send_signal(number)
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == code
@@ -80,10 +81,11 @@ def test_stopped_in_its_first_seconds_it_goes_on_at_the_step_where_it_was(whole,
     )
     assert where, complaint
     assert "Traceback" not in complaint
-    assert not list((tmp_path / CELLS[1]).glob("claim-*"))
+    with locked(tmp_path / RUN_FOLDERS[1]) as held:
+        assert held
     said = finish("--out", tmp_path, "--arms", "n-3")
     assert f"n-3, seed 0: goes on after {where[1]}." in said.splitlines()
-    assert (tmp_path / CELLS[1] / METRICS).read_bytes() == whole[1]
+    assert (tmp_path / RUN_FOLDERS[1] / METRICS_FILE).read_bytes() == whole[1]
 
 
 def test_stopped_while_it_reads_nothing_was_saved_and_it_says_so(tmp_path):
@@ -163,29 +165,29 @@ def test_under_torchrun_jobs_are_refused(monkeypatch, tmp_path):
     )
 
 
-def cells(n):
-    return [Cell("figure6", "small", Arm("n-1", {"n_iters": 1}), seed) for seed in range(n)]
+def runs(n):
+    return [Run("figure6", "small", Arm("n-1", {"n_iters": 1}), seed) for seed in range(n)]
 
 
 @pytest.mark.parametrize(("jobs", "expected"), [(5000, 4), (2, 2), (1, 1)])
 def test_there_are_no_more_processes_than_cells_left_to_do(tmp_path, jobs, expected):
     for seed in (0, 3):
-        write_cell(tmp_path / "out", seed=seed)
+        write_run(tmp_path / "out", seed=seed)
     (tmp_path / "started").mkdir()
     script = f"import os, pathlib; pathlib.Path({str(tmp_path / 'started')!r}, str(os.getpid())).touch()"
-    code = side_by_side([sys.executable, "-c", script], jobs, cells(6), tmp_path / "out", Display(quiet=True))
+    code = side_by_side([sys.executable, "-c", script], jobs, runs(6), tmp_path / "out", Display(quiet=True))
     assert code == 0
     assert len(list((tmp_path / "started").iterdir())) == expected
 
 
 def test_where_every_cell_is_finished_nothing_is_started(tmp_path):
-    write_cell(tmp_path)
-    assert side_by_side(["no such command"], 3, cells(1), tmp_path, Display(quiet=True)) == 0
+    write_run(tmp_path)
+    assert side_by_side(["no such command"], 3, runs(1), tmp_path, Display(quiet=True)) == 0
 
 
 def test_a_worker_that_was_killed_is_said_to_be(tmp_path, capsys):
     script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert side_by_side([sys.executable, "-c", script], 2, cells(2), tmp_path, Display(quiet=True)) == 137
+    assert side_by_side([sys.executable, "-c", script], 2, runs(2), tmp_path, Display(quiet=True)) == 137
     assert capsys.readouterr().err == (
         "sinkformers: a process was ended by signal 9. The same command goes on from its last checkpoint; "
         "where memory was short, run it with fewer --jobs.\n"

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from tests.experiments.fake_cells import epoch, write_cell
 
 from sinkformers.lab.artefacts.artefact import ExperimentError
 from sinkformers.lab.reporting.curves import column_sums, learning, marginal_errors
 from sinkformers.lab.reporting.finals import against, final_values, swept
 from sinkformers.lab.reporting.panels import SINKHORN, SOFTMAX, colours, save
 from sinkformers.lab.reporting.records import find
+from tests.lab.fake_runs import epoch, write_run
 
 pytest.importorskip("matplotlib")
 
@@ -37,7 +37,7 @@ def records(tmp_path):
         for seed, final in enumerate(finals):
             gap = 0.8 / n_iters + 0.1 * seed
             epochs = [epoch(0, 0.1), epoch(1, 0.2), epoch(2, final, gap=gap, layers=("first", "last"))]
-            write_cell(tmp_path, n_iters=n_iters, seed=seed, epochs=epochs)
+            write_run(tmp_path, n_iters=n_iters, seed=seed, epochs=epochs)
     return list(find([tmp_path]).records)
 
 
@@ -59,19 +59,19 @@ def test_training_has_no_epoch_0_and_test_has(records):
 
 def test_what_a_drawn_model_measures_does_not_press_the_curves_flat(tmp_path):
     wild = [epoch(0, -9), epoch(1, 0.2), epoch(2, 0.9)]
-    write_cell(tmp_path / "drawn", epochs=wild)
+    write_run(tmp_path / "drawn", epochs=wild)
     figure = learning(find([tmp_path / "drawn"]).records)
     for quantity, drawn in (("loss", (0.1, 0.9)), ("accuracy", (0.2, 0.91))):
         low, high = panel(figure, f"test {quantity}").get_ylim()
         assert drawn[0] - 0.1 < low < drawn[0] < drawn[1] < high < drawn[1] + 0.1
-    write_cell(tmp_path / "trained", epochs=wild, metrics={"after": "n-1"})
+    write_run(tmp_path / "trained", epochs=wild, metrics={"after": "n-1"})
     low, high = panel(learning(find([tmp_path / "trained"]).records), "test accuracy").get_ylim()
     assert low < -9 < 0.91 < high
 
 
 def test_runs_that_go_on_with_a_model_have_a_scale_of_their_own(tmp_path):
-    write_cell(tmp_path, rate=1, epochs=[epoch(0, 0.1), epoch(1, 0.2), epoch(2, 0.5)])
-    write_cell(tmp_path, rate=0.1, arm="more", epochs=[epoch(0, 0.5), epoch(1, 0.55)], metrics={"after": "n-1"})
+    write_run(tmp_path, rate=1, epochs=[epoch(0, 0.1), epoch(1, 0.2), epoch(2, 0.5)])
+    write_run(tmp_path, rate=0.1, arm="more", epochs=[epoch(0, 0.5), epoch(1, 0.55)], metrics={"after": "n-1"})
     figure = learning(find([tmp_path]).records)
     assert panel(figure, "test accuracy", "rate 0.1").get_ylim() == pytest.approx((0.497, 0.563))
     assert panel(figure, "test accuracy", "rate 1").get_ylim() == pytest.approx((0.2 - 0.0155, 0.51 + 0.0155))
@@ -79,7 +79,7 @@ def test_runs_that_go_on_with_a_model_have_a_scale_of_their_own(tmp_path):
 
 def test_each_comparison_has_its_row_of_panels(tmp_path):
     for patch in (14, 7):
-        write_cell(tmp_path, arm=str(patch), patch=patch)
+        write_run(tmp_path, arm=str(patch), patch=patch)
     figure = learning(find([tmp_path]).records)
     assert [axes.get_title(loc="left") for axes in visible(figure)[3::4]] == [
         "test accuracy\npatch 7",
@@ -89,14 +89,14 @@ def test_each_comparison_has_its_row_of_panels(tmp_path):
 
 def test_an_epoch_that_was_not_measured_is_skipped(tmp_path):
     epochs = [epoch(0, 0.1), epoch(1, 0.2) | {"test": {}}, epoch(2, 0.3)]
-    write_cell(tmp_path, epochs=epochs)
+    write_run(tmp_path, epochs=epochs)
     [run] = lines(panel(learning(find([tmp_path]).records), "test accuracy"), bold=False)
     assert (list(run.get_xdata()), list(run.get_ydata())) == ([0, 2], [0.1, 0.3])
 
 
 def test_a_run_that_diverged_is_not_left_out_of_the_median(tmp_path):
     for seed, final in enumerate((math.nan, 0.5, 0.7)):
-        write_cell(tmp_path, seed=seed, epochs=[epoch(1, 0.2), epoch(2, final)])
+        write_run(tmp_path, seed=seed, epochs=[epoch(1, 0.2), epoch(2, final)])
     [median] = lines(panel(learning(find([tmp_path]).records), "test accuracy"), bold=True)
     assert median.get_ydata()[0] == 0.2
     assert math.isnan(median.get_ydata()[1])
@@ -135,7 +135,7 @@ def test_against_a_setting_has_a_line_a_count_and_a_panel_for_the_rest(tmp_path)
             for n_iters in (1, 3):
                 for seed, noise in enumerate((0, 0.1, -0.2)):
                     arm, final = f"{rate}-{patch}-{n_iters}", 0.5 + rate * patch * n_iters + noise
-                    write_cell(tmp_path, arm=arm, rate=rate, patch=patch, n_iters=n_iters, seed=seed, final=final)
+                    write_run(tmp_path, arm=arm, rate=rate, patch=patch, n_iters=n_iters, seed=seed, final=final)
     figure = against(find([tmp_path]).records, "patch")
     assert len(visible(figure)) == 2
     axes = panel(figure, "rate 0.002")
@@ -157,7 +157,7 @@ def test_swept_is_the_setting_with_most_numbers(tmp_path):
         for n_iters in (1, 3):
             for readout in ("cls", "mean"):
                 arm = f"{patch}-{n_iters}-{readout}"
-                write_cell(tmp_path, arm=arm, patch=patch, n_iters=n_iters, readout=readout)
+                write_run(tmp_path, arm=arm, patch=patch, n_iters=n_iters, readout=readout)
     records = find([tmp_path]).records
     assert swept(records) == "patch"
     assert swept(record for record in records if record.metrics["settings"]["patch"] != 2) is None
@@ -170,7 +170,7 @@ def test_counts_have_colours_of_their_own():
 
 @pytest.mark.parametrize("figure", [learning, column_sums, marginal_errors])
 def test_a_figure_without_numbers_says_so(tmp_path, figure):
-    write_cell(tmp_path, metrics={"metric": "points"}, epochs=[{"epoch": 0, "test": {"points": 1}}])
+    write_run(tmp_path, metrics={"metric": "points"}, epochs=[{"epoch": 0, "test": {"points": 1}}])
     with pytest.raises(ExperimentError, match="no run holds"):
         figure(find([tmp_path]).records)
 
@@ -192,6 +192,6 @@ def test_equal_figures_are_equal_files(tmp_path, records, suffix):
 def test_a_name_with_a_dollar_sign_is_no_formula(tmp_path):
     epochs = [epoch(0, 0.5, layers=(r"$\frac{",)), epoch(1, 0.6, layers=(r"$\frac{",))]
     for n_iters in (1, 3):
-        write_cell(tmp_path, arm=f"a-{n_iters}", n_iters=n_iters, readout=r"$\frac{$", epochs=epochs)
+        write_run(tmp_path, arm=f"a-{n_iters}", n_iters=n_iters, readout=r"$\frac{$", epochs=epochs)
     for number, figure in enumerate(FIGURES):
         save(figure(find([tmp_path]).records), tmp_path / f"{number}.svg")

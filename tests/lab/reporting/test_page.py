@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.experiments.fake_cells import write_cell, write_unfinished
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
 from sinkformers.lab.reporting import page
 from sinkformers.lab.reporting.records import find
 from sinkformers.lab.reporting.summary import summarise
+from tests.lab.fake_runs import write_run, write_unfinished
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -50,7 +50,7 @@ def report(root, out, artefact=None):
 def write_runs(root):
     for n_iters, finals in ((1, (0.5, 0.9, 0.6)), (3, (0.7, 0.8, 0.75))):
         for seed, final in enumerate(finals):
-            write_cell(root, n_iters=n_iters, seed=seed, final=final)
+            write_run(root, n_iters=n_iters, seed=seed, final=final)
     return root
 
 
@@ -103,9 +103,13 @@ def test_the_numbers_and_the_scale_are_on_the_page(text):
 
 def test_what_the_paper_says_stands_beside_what_we_found(runs, tmp_path):
     arms = (Arm("n-1", {"n_iters": 1}), Arm("n-3", {"n_iters": 3}))
-    preset = Preset("Fewer epochs.", "a minute", "mnist", (0, 1, 2, 3), arms, None, floor=0.65)
+    preset = Preset(
+        about="Fewer epochs.", takes="a minute", data="mnist", seeds=(0, 1, 2, 3), arms=arms, config=None, floor=0.65
+    )
     numbers = {"Sinkformer": {"median": 0.987}}
-    artefact = Artefact("figure6", "Patches", "Ahead.", presets={"small": preset}, paper_numbers=numbers)
+    artefact = Artefact(
+        name="figure6", title="Patches", paper="Ahead.", presets={"small": preset}, paper_numbers=numbers
+    )
     text = Page(report(runs, tmp_path / "report", artefact)).text
     for expected in ("Patches (small)", "Ahead.", "Fewer epochs.", "median 98.7%", "Not comparable yet", "Not begun"):
         assert expected in text
@@ -121,7 +125,7 @@ def test_unfinished_cells_are_named(runs, tmp_path):
 
 def test_hostile_names_are_text(tmp_path):
     hostile = "<script>alert('1')</script>\"><img src=x onerror=alert(2)>&"
-    folder = write_cell(tmp_path / "runs", arm="a", patch=hostile)
+    folder = write_run(tmp_path / "runs", arm="a", patch=hostile)
     metrics = (folder / "metrics.json").read_text(encoding="utf-8")
     for name in ('"figure6"', '"a"', '"mnist"', '"blocks.0.attention"'):
         metrics = metrics.replace(name, '"' + hostile.replace('"', '\\"') + '"')
@@ -134,7 +138,7 @@ def test_hostile_names_are_text(tmp_path):
 
 
 def test_a_name_cannot_leave_the_folder(tmp_path):
-    folder = write_cell(tmp_path / "runs")
+    folder = write_run(tmp_path / "runs")
     metrics = (folder / "metrics.json").read_text(encoding="utf-8")
     (folder / "metrics.json").write_text(metrics.replace('"figure6"', '"../../away"'), encoding="utf-8")
     report(tmp_path / "runs", tmp_path / "report")

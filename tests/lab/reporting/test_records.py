@@ -1,21 +1,21 @@
-"""Cells are found from any folder above them, and none is lost without a word."""
+"""Runs are found from any folder above them, and none is lost without a word."""
 
 import json
 import math
 
 import pytest
-from tests.experiments.fake_cells import epoch, write_cell, write_unfinished
 
 from sinkformers.lab.artefacts.artefact import ExperimentError
 from sinkformers.lab.reporting.comparison import comparisons
-from sinkformers.lab.reporting.records import Unfinished, cell, find, read, value
+from sinkformers.lab.reporting.records import Unfinished, find, read, run_key, value
+from tests.lab.fake_runs import epoch, write_run, write_unfinished
 
 
 @pytest.mark.parametrize("below", ["", "figure6", "figure6/small", "figure6/small/n-3", "figure6/small/n-3/seed-0"])
 def test_cells_are_found_from_any_folder_above_them(tmp_path, below):
-    write_cell(tmp_path, n_iters=3, final=0.8)
+    write_run(tmp_path, n_iters=3, final=0.8)
     found = find([tmp_path / below])
-    assert [cell(record) for record in found.records] == [("figure6", "small", "n-3", 0)]
+    assert [run_key(record) for record in found.records] == [("figure6", "small", "n-3", 0)]
     assert value(found.records[0]) == 0.8
     assert found.records[0].run["commit"] == "0123abc"
     assert found.unfinished == ()
@@ -24,29 +24,29 @@ def test_cells_are_found_from_any_folder_above_them(tmp_path, below):
 def test_records_are_sorted_by_their_settings_as_numbers(tmp_path):
     for patch in (14, 2, 7):
         for n_iters in (21, 3, 1):
-            write_cell(tmp_path, arm=f"patch-{patch}-n-{n_iters}", patch=patch, n_iters=n_iters)
+            write_run(tmp_path, arm=f"patch-{patch}-n-{n_iters}", patch=patch, n_iters=n_iters)
     found = [record.metrics["settings"] for record in find([tmp_path]).records]
     assert [(each["patch"], each["n_iters"]) for each in found] == [(p, n) for p in (2, 7, 14) for n in (1, 3, 21)]
 
 
 def test_an_arm_with_a_further_setting_comes_after_its_like(tmp_path):
     for n_iters in (3, 1):
-        write_cell(tmp_path, arm=f"plain-{n_iters}", patch=7, n_iters=n_iters)
-        write_cell(tmp_path, arm=f"tied-{n_iters}", patch=7, n_iters=n_iters, tied=True)
+        write_run(tmp_path, arm=f"plain-{n_iters}", patch=7, n_iters=n_iters)
+        write_run(tmp_path, arm=f"tied-{n_iters}", patch=7, n_iters=n_iters, tied=True)
     assert [record.metrics["arm"] for record in find([tmp_path]).records] == ["plain-1", "plain-3", "tied-1", "tied-3"]
 
 
 def test_an_arm_that_goes_on_with_another_comes_after_it(tmp_path):
-    write_cell(tmp_path, arm="pretrain", rate=0.001, n_iters=1)
+    write_run(tmp_path, arm="pretrain", rate=0.001, n_iters=1)
     for n_iters in (3, 1):
-        write_cell(tmp_path, arm=f"continued-{n_iters}", rate=0.0001, n_iters=n_iters, metrics={"after": "pretrain"})
+        write_run(tmp_path, arm=f"continued-{n_iters}", rate=0.0001, n_iters=n_iters, metrics={"after": "pretrain"})
     records = find([tmp_path]).records
     assert [record.metrics["arm"] for record in records] == ["pretrain", "continued-1", "continued-3"]
     assert [each.settings for each in comparisons(records)] == [{"rate": 0.001}, {"rate": 0.0001}]
 
 
 def test_an_unfinished_cell_is_named_with_its_whole_epochs(tmp_path):
-    write_cell(tmp_path)
+    write_run(tmp_path)
     write_unfinished(tmp_path, arm="n-3", seed=4, epochs=3)
     (tmp_path / "figure6" / "small" / "n-3" / "seed-5").mkdir()
     write_unfinished(tmp_path, arm="n-3", seed=6, epochs=0)
@@ -59,7 +59,7 @@ def test_an_unfinished_cell_is_named_with_its_whole_epochs(tmp_path):
 
 def test_a_cell_finished_elsewhere_is_finished(tmp_path):
     write_unfinished(tmp_path / "one", arm="n-1", seed=0)
-    write_cell(tmp_path / "two", n_iters=1, seed=0)
+    write_run(tmp_path / "two", n_iters=1, seed=0)
     found = find([tmp_path / "one", tmp_path / "two"])
     assert len(found.records) == 1
     assert found.unfinished == ()
@@ -68,25 +68,25 @@ def test_a_cell_finished_elsewhere_is_finished(tmp_path):
 def test_the_same_cell_twice_is_one(tmp_path):
     # NaN differs from itself, equal files do not differ.
     for root in ("one", "two"):
-        write_cell(tmp_path / root, epochs=[epoch(0, 0.1), epoch(1, math.nan)])
+        write_run(tmp_path / root, epochs=[epoch(0, 0.1), epoch(1, math.nan)])
     assert len(find([tmp_path / "one", tmp_path / "two", tmp_path]).records) == 1
 
 
 def test_the_same_cell_with_two_results_is_refused_by_both_names(tmp_path):
-    folders = [write_cell(tmp_path / root, final=final) for root, final in (("one", 0.8), ("two", 0.7))]
-    with pytest.raises(ExperimentError, match="the same cell with different results") as error:
+    folders = [write_run(tmp_path / root, final=final) for root, final in (("one", 0.8), ("two", 0.7))]
+    with pytest.raises(ExperimentError, match="the same run with different results") as error:
         find([tmp_path])
     assert all(str(folder / "metrics.json") in str(error.value) for folder in folders)
 
 
 def test_a_run_that_diverged_is_nan_and_a_null_is_too(tmp_path):
     for seed, final in enumerate((math.nan, None)):
-        folder = write_cell(tmp_path, seed=seed, epochs=[epoch(1, 0.5) | {"test": {"accuracy": final}}])
+        folder = write_run(tmp_path, seed=seed, epochs=[epoch(1, 0.5) | {"test": {"accuracy": final}}])
         assert math.isnan(value(read(folder)))
 
 
 def test_nothing_is_known_of_a_run_without_its_file(tmp_path):
-    folder = write_cell(tmp_path)
+    folder = write_run(tmp_path)
     (folder / "run.json").unlink()
     assert read(folder).run == {}
 
@@ -94,7 +94,7 @@ def test_nothing_is_known_of_a_run_without_its_file(tmp_path):
 @pytest.mark.parametrize("name", ["metrics.json", "run.json"])
 @pytest.mark.parametrize("content", [b'{"artefact": ', b"[1, 2]", b"\xff\xfe", b""])
 def test_a_damaged_file_is_named(tmp_path, name, content):
-    folder = write_cell(tmp_path)
+    folder = write_run(tmp_path)
     (folder / name).write_bytes(content)
     with pytest.raises(ExperimentError) as error:
         find([tmp_path])
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
     ],
 )
 def test_what_is_no_record_says_why(tmp_path, change, reason):
-    folder = write_cell(tmp_path)
+    folder = write_run(tmp_path)
     metrics = json.loads((folder / "metrics.json").read_text())
     (folder / "metrics.json").write_text(json.dumps(metrics | change))
     with pytest.raises(ExperimentError) as error:
@@ -133,19 +133,19 @@ def test_what_is_no_record_says_why(tmp_path, change, reason):
 
 @pytest.mark.parametrize("seconds", [5, [None], ["2"], [[]], [10**400]], ids=str)
 def test_times_that_are_no_numbers_are_refused(tmp_path, seconds):
-    folder = write_cell(tmp_path, run={"seconds_per_epoch": seconds})
+    folder = write_run(tmp_path, run={"seconds_per_epoch": seconds})
     with pytest.raises(ExperimentError, match=r"run.json is no record of a run: seconds_per_epoch.* must be a"):
         read(folder)
 
 
 def test_half_a_character_is_refused(tmp_path):
-    folder = write_cell(tmp_path, metrics={"config": {"note": "\udcff"}})
+    folder = write_run(tmp_path, metrics={"config": {"note": "\udcff"}})
     with pytest.raises(ExperimentError, match=r"metrics.json cannot be read: .*surrogates not allowed"):
         read(folder)
 
 
 def test_records_nested_without_end_are_refused(tmp_path):
-    folder = write_cell(tmp_path)
+    folder = write_run(tmp_path)
     (folder / "metrics.json").write_text("[" * 100_000)
     with pytest.raises(ExperimentError, match=r"metrics.json cannot be read: maximum recursion depth"):
         read(folder)

@@ -5,12 +5,12 @@ import io
 import math
 
 import pytest
-from tests.experiments.fake_cells import MACHINE, epoch, write_cell, write_unfinished
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, ExperimentError, Preset
 from sinkformers.lab.reporting import tables, words
 from sinkformers.lab.reporting.records import find
 from sinkformers.lab.reporting.summary import summarise
+from tests.lab.fake_runs import MACHINE, epoch, write_run, write_unfinished
 
 ARMS = (Arm("n-1", {"n_iters": 1}), Arm("n-3", {"n_iters": 3}))
 
@@ -21,15 +21,27 @@ def summary_of(root, artefact=None):
 
 
 def known(**changes):
-    preset = Preset("about", "a minute", "mnist", (0, 1), changes.pop("arms", ARMS), None, changes.pop("floor", None))
+    preset = Preset(
+        about="about",
+        takes="a minute",
+        data="mnist",
+        seeds=(0, 1),
+        arms=changes.pop("arms", ARMS),
+        config=None,
+        floor=changes.pop("floor", None),
+    )
     return Artefact(
-        "figure6", "Accuracy by patch size", "Ahead for small patches.", presets={"small": preset}, **changes
+        name="figure6",
+        title="Accuracy by patch size",
+        paper="Ahead for small patches.",
+        presets={"small": preset},
+        **changes,
     )
 
 
 def write_finals(root, finals, **other):
     for seed, final in enumerate(finals):
-        write_cell(root, seed=seed, final=final, **other)
+        write_run(root, seed=seed, final=final, **other)
 
 
 def test_a_row_is_over_all_runs(tmp_path):
@@ -44,8 +56,8 @@ def test_a_row_is_over_all_runs(tmp_path):
 def test_where_a_run_went_on_from_stands_beside_where_it_came_to(tmp_path):
     for seed, first in enumerate((0.1, 0.4, 0.3)):
         epochs = [epoch(0, first), epoch(1, 0.8)]
-        write_cell(tmp_path, seed=seed, n_iters=3, epochs=epochs, metrics={"after": "n-1"})
-        write_cell(tmp_path, seed=seed, n_iters=1, epochs=epochs)
+        write_run(tmp_path, seed=seed, n_iters=3, epochs=epochs, metrics={"after": "n-1"})
+        write_run(tmp_path, seed=seed, n_iters=1, epochs=epochs)
     summary = summary_of(tmp_path)
     assert [row.start for row in summary.rows] == [None, 0.3]
     table = tables.results(summary)
@@ -57,7 +69,7 @@ def test_a_score_is_printed_with_its_signature_and_further_scores_with_their_med
     data = {"tested": "newest", "signatures": {"bleu": "case:mixed|tok:13a", "bleu_tokenised": "tok:none"}}
     for seed, final in enumerate((30.0, 34.0)):
         last = {"epoch": 1, "test": {"bleu": final, "bleu_tokenised": final + 2.004}}
-        write_cell(tmp_path, seed=seed, epochs=[last], metrics={"metric": "bleu", "data": data})
+        write_run(tmp_path, seed=seed, epochs=[last], metrics={"metric": "bleu", "data": data})
     assert words.notes(summary_of(tmp_path)) == [
         "How BLEU was counted on newest: case:mixed|tok:13a.",
         "How tokenised BLEU was counted on newest: tok:none, medians 34.00 (n-1).",
@@ -72,7 +84,7 @@ def test_of_a_loss_the_lowest_is_best(tmp_path):
 
 def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
     write_finals(tmp_path, [0.7, 0.8])
-    write_cell(tmp_path, seed=2, epochs=[epoch(1, math.nan)])
+    write_run(tmp_path, seed=2, epochs=[epoch(1, math.nan)])
     summary = summary_of(tmp_path)
     [row] = summary.rows
     assert (row.median, row.best, row.worst) == (0.7, 0.8, -math.inf)
@@ -88,7 +100,7 @@ def test_no_value_that_is_not_finite_ranks_before_one_that_is(tmp_path, metric, 
     finals = [0.2, 0.6]
     finals.insert(seed, final)
     for number, each in enumerate(finals):
-        write_cell(tmp_path, seed=number, epochs=[{"epoch": 1, "test": {metric: each}}], metrics={"metric": metric})
+        write_run(tmp_path, seed=number, epochs=[{"epoch": 1, "test": {metric: each}}], metrics={"metric": metric})
     summary = summary_of(tmp_path)
     [row] = summary.rows
     assert (row.median, row.best, row.worst, row.mean) == (median, best, worst, worst)
@@ -102,7 +114,7 @@ def test_no_value_that_is_not_finite_ranks_before_one_that_is(tmp_path, metric, 
 def test_an_arm_that_diverged_is_worse_than_any_that_did_not(tmp_path, metric, fine, diverged):
     for patch in (7, 14):  # two comparisons: then they are counted
         for n_iters, final in ((1, fine), (3, diverged)):
-            write_cell(
+            write_run(
                 tmp_path,
                 arm=f"{patch}-n-{n_iters}",
                 patch=patch,
@@ -118,7 +130,7 @@ def test_a_further_score_that_diverged_is_the_worst_of_its_median(tmp_path):
     data = {"signatures": {"loss": "mean"}}
     for seed, loss in enumerate((None, 0.5, 0.7)):
         last = {"epoch": 1, "test": {"accuracy": 0.5, "loss": loss}}
-        write_cell(tmp_path, seed=seed, epochs=[last], metrics={"data": data})
+        write_run(tmp_path, seed=seed, epochs=[last], metrics={"data": data})
     assert "How loss was counted: mean, medians 0.7 (n-1)." in words.notes(summary_of(tmp_path))
 
 
@@ -130,8 +142,8 @@ def test_overhead_is_a_ratio_of_medians_at_equal_settings(tmp_path):
     for n_iters, seconds in ((1, [[2.0, 9.0, 2.0], [4.0, 2.0]]), (3, [[3.0, 2.0, 3.0], [3.0, 9.0]])):
         for seed, each in enumerate(seconds):
             run = {"seconds_per_epoch": each}
-            write_cell(tmp_path, arm=f"a-{n_iters}", n_iters=n_iters, patch=7, seed=seed, run=run)
-            write_cell(
+            write_run(tmp_path, arm=f"a-{n_iters}", n_iters=n_iters, patch=7, seed=seed, run=run)
+            write_run(
                 tmp_path, arm=f"b-{n_iters}", n_iters=n_iters, patch=14, seed=seed, run={"seconds_per_epoch": [5]}
             )
     rows = {row.arm: row for row in summary_of(tmp_path).rows}
@@ -142,17 +154,17 @@ def test_overhead_is_a_ratio_of_medians_at_equal_settings(tmp_path):
 
 @pytest.mark.parametrize("where", [{"threads": 2}, {"machine": MACHINE | {"cpu": "slide rule"}}, {"processes": 2}])
 def test_times_of_two_places_are_not_compared(tmp_path, where):
-    write_cell(tmp_path, n_iters=1)
-    write_cell(tmp_path, n_iters=3, run=where | {"seconds_per_epoch": [4.0]})
+    write_run(tmp_path, n_iters=1)
+    write_run(tmp_path, n_iters=3, run=where | {"seconds_per_epoch": [4.0]})
     assert summary_of(tmp_path).rows[1].overhead is None
     # A second seed of SoftMax in that place makes them comparable, there alone.
-    write_cell(tmp_path, n_iters=1, seed=1, run=where | {"seconds_per_epoch": [3.2]})
+    write_run(tmp_path, n_iters=1, seed=1, run=where | {"seconds_per_epoch": [3.2]})
     assert summary_of(tmp_path).rows[1].overhead == pytest.approx(1.25)
 
 
 def test_gap_is_a_median_and_errors_are_the_worst_of_all_runs(tmp_path):
     for seed, gap in enumerate((0.0, 0.3, 0.1)):
-        write_cell(tmp_path, seed=seed, epochs=[epoch(0, 0.1, gap=9), epoch(1, 0.5, gap=gap, layers=("a", "b"))])
+        write_run(tmp_path, seed=seed, epochs=[epoch(0, 0.1, gap=9), epoch(1, 0.5, gap=gap, layers=("a", "b"))])
     [row] = summary_of(tmp_path).rows
     assert row.gap == pytest.approx(0.1)
     assert [layer.name for layer in row.layers] == ["a", "b"]
@@ -163,9 +175,9 @@ def test_gap_is_a_median_and_errors_are_the_worst_of_all_runs(tmp_path):
 def test_column_sums_are_followed_from_before_training(tmp_path):
     for seed, gaps in enumerate(((0.1, 0.9, 0.4), (0.3, 0.5, 0.6), (0.2, 0.7, 0.5))):
         epochs = [epoch(number, 0.5, gap=gap) for number, gap in enumerate(gaps)]
-        write_cell(tmp_path, seed=seed, patch=2, arm="two-n-1", epochs=epochs)
-        write_cell(tmp_path, seed=seed, patch=2, arm="two-n-3", n_iters=3, epochs=epochs[::-1])
-    write_cell(tmp_path, patch=4, arm="four-n-1", epochs=[epoch(0, 0.1, gap=0.5), epoch(1, 0.5, gap=0.5)])
+        write_run(tmp_path, seed=seed, patch=2, arm="two-n-1", epochs=epochs)
+        write_run(tmp_path, seed=seed, patch=2, arm="two-n-3", n_iters=3, epochs=epochs[::-1])
+    write_run(tmp_path, patch=4, arm="four-n-1", epochs=[epoch(0, 0.1, gap=0.5), epoch(1, 0.5, gap=0.5)])
     summary = summary_of(tmp_path)
     table = tables.columns(summary)
     assert table.headings[-3:] == ("gap, epoch 0", "gap, epoch 1", "gap, end")
@@ -179,7 +191,7 @@ def test_column_sums_are_followed_from_before_training(tmp_path):
 
 def test_without_columns_the_table_has_no_such_column(tmp_path):
     bare = {"epoch": 1, "test": {"accuracy": 0.5}}
-    write_cell(tmp_path, epochs=[bare], run={"seconds_per_epoch": []})
+    write_run(tmp_path, epochs=[bare], run={"seconds_per_epoch": []})
     summary = summary_of(tmp_path)
     assert tables.costs(summary).headings == ("arm",)
     assert tables.results(summary).headings == ("arm", "runs", "median", "mean", "best", "worst")
@@ -225,16 +237,16 @@ def test_what_is_missing_is_said(tmp_path):
     summary = summary_of(tmp_path, known())
     notes = words.notes(summary)
     assert "Unfinished and not in the numbers: n-3 seed 0 (1 epoch done)." in notes
-    assert "Not begun: 2 cells of this preset (n-1 seed 1, n-3 seed 1)." in notes
+    assert "Not begun: 2 runs of this preset (n-1 seed 1, n-3 seed 1)." in notes
     assert tables.runs(summary).rows == (("n-1", "70.00%"), ("n-3", "unfinished"))
 
 
 def test_a_preset_without_a_finished_cell_is_not_dropped(tmp_path):
     write_unfinished(tmp_path, preset="paper", epochs=2)
-    write_cell(tmp_path, preset="small")
+    write_run(tmp_path, preset="small")
     paper, small = summarise(find([tmp_path]))
     assert (paper.preset, paper.rows, small.preset) == ("paper", (), "small")
-    assert words.finding(paper) == "No cell is finished yet."
+    assert words.finding(paper) == "No run is finished yet."
     assert words.notes(paper) == ["Unfinished and not in the numbers: n-1 seed 9 (2 epochs done)."]
 
 
@@ -259,16 +271,16 @@ def test_several_comparisons_are_counted(tmp_path):
 
 
 def test_cells_with_different_configs_are_pointed_out(tmp_path):
-    write_cell(tmp_path, n_iters=1)
-    write_cell(tmp_path, n_iters=3, metrics={"config": {"recipe": {"epochs": 45, "batch": 100}}})
-    assert "The cells do not share their config: epochs (2, 45)." in words.notes(summary_of(tmp_path))
+    write_run(tmp_path, n_iters=1)
+    write_run(tmp_path, n_iters=3, metrics={"config": {"recipe": {"epochs": 45, "batch": 100}}})
+    assert "The runs do not share their config: epochs (2, 45)." in words.notes(summary_of(tmp_path))
 
 
 def test_a_config_may_differ_in_what_settings_name(tmp_path):
     for rate, n_iters in ((0.1, 1), (0.2, 3)):
         config = {"recipe": {"rate": rate, "epochs": 2}, "n_iters": n_iters, "tied": False}
-        write_cell(tmp_path, arm=f"n-{n_iters}", rate=rate, n_iters=n_iters, metrics={"config": config})
-    write_cell(tmp_path, arm="tied", rate=0.1, tied=True, metrics={"config": config | {"tied": True}})
+        write_run(tmp_path, arm=f"n-{n_iters}", rate=rate, n_iters=n_iters, metrics={"config": config})
+    write_run(tmp_path, arm="tied", rate=0.1, tied=True, metrics={"config": config | {"tied": True}})
     summary = summary_of(tmp_path)
     assert not any("config" in note for note in words.notes(summary))
     scale = dict(tables.scale(summary).rows)
@@ -277,14 +289,14 @@ def test_a_config_may_differ_in_what_settings_name(tmp_path):
 
 
 def test_different_metrics_are_refused(tmp_path):
-    write_cell(tmp_path, n_iters=1)
-    write_cell(tmp_path, n_iters=3, metrics={"metric": "loss"})
+    write_run(tmp_path, n_iters=1)
+    write_run(tmp_path, n_iters=3, metrics={"metric": "loss"})
     with pytest.raises(ExperimentError, match=r"figure6, small, measure different things \(accuracy, loss\)"):
         summary_of(tmp_path)
 
 
 def test_markdown_keeps_its_columns(tmp_path):
-    write_cell(tmp_path, arm="a|b\nc")
+    write_run(tmp_path, arm="a|b\nc")
     lines = tables.markdown(tables.runs(summary_of(tmp_path))).splitlines()
     assert lines == ["| arm | seed 0 |", "| --- | --- |", "| a\\|b c | 90.00% |"]
 
@@ -300,8 +312,8 @@ def test_comma_separated_numbers_are_unrounded(tmp_path):
 
 
 def test_the_scale_names_what_was_run_with(tmp_path):
-    write_cell(tmp_path, seed=0)
-    write_cell(tmp_path, seed=1, run={"threads": 2, "finished": "2026-02-03T00:00:00"})
+    write_run(tmp_path, seed=0)
+    write_run(tmp_path, seed=1, run={"threads": 2, "finished": "2026-02-03T00:00:00"})
     scale = dict(tables.scale(summary_of(tmp_path)).rows)
     assert scale["data"] == "name mnist, train 600, test 100"
     assert (scale["epochs"], scale["threads"], scale["commit"]) == ("2", "1 or 2", "0123abc")

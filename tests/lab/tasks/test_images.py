@@ -23,7 +23,9 @@ def image_set(n_train=53, n_test=29, side=8, channels=2):
 
 
 def task(**settings):
-    return ImageTask(replace(DIGITS, recipe=Recipe(epochs=1, batch=10, rate=0.1)).of(settings), 0, image_set())
+    return ImageTask(
+        replace(DIGITS, recipe=Recipe(epochs=1, batch=10, rate=0.1)).with_settings(settings), 0, image_set()
+    )
 
 
 def test_every_image_is_seen_once_an_epoch_in_an_order_of_its_own():
@@ -48,7 +50,7 @@ def test_the_test_set_is_evaluated_in_full():
 
 
 def test_settings_of_an_arm_take_the_place_of_the_configuration():
-    config = DIGITS.of({"patch": 4, "rate": 0.5, "n_iters": 7, "tie_qk": True})
+    config = DIGITS.with_settings({"patch": 4, "rate": 0.5, "n_iters": 7, "tie_qk": True})
     assert (config.patch, config.n_iters, config.tie_qk, config.recipe.rate) == (4, 7, True, 0.5)
     assert config.recipe.epochs == DIGITS.recipe.epochs
 

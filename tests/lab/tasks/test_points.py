@@ -161,7 +161,7 @@ def test_presets_build_and_their_arms_differ_in_no_parameter(name):
         shapes = []
         for arm in preset.arms:
             with torch.device("meta"):
-                model = preset.config.of(arm.settings).model(40)
+                model = preset.config.with_settings(arm.settings).model(40)
             shapes.append(
                 [(part, p.shape) for part, p in model.named_parameters() if key != "authors" or "norm" not in part]
             )
@@ -172,12 +172,12 @@ def test_presets_build_and_their_arms_differ_in_no_parameter(name):
 
 def test_the_port_takes_no_other_count():
     with pytest.raises(ExperimentError, match="the arm port has two iterations, and 3 were asked for"):
-        table1_pct.SMOKE.of({"port": True, "n_iters": 3}).model(8)
+        table1_pct.SMOKE.with_settings({"port": True, "n_iters": 3}).model(8)
 
 
 def test_the_authors_set_sinkformer_differs_as_its_code_does():
     transformer, sinkformer = (
-        table1_set.AUTHORS.of(each | {"n_iters": 5}).model(40)
+        table1_set.AUTHORS.with_settings(each | {"n_iters": 5}).model(40)
         for each in (
             table1_set.TRANSFORMER,
             table1_set.SINKFORMER,
@@ -227,7 +227,7 @@ def test_a_run_that_was_stopped_comes_to_the_same_bits(kind, tmp_path):
                 raise Stopped
 
         def training(hook, made=made, name=name):
-            hooks = Hooks(hook, lambda _record, _seconds: None, lambda: None)
+            hooks = Hooks(hook, lambda _record, _seconds: None)
             (tmp_path / name).mkdir(exist_ok=True)
             return Training(made, {"seed": 3}, tmp_path / name, Accelerator(cpu=True), hooks)
 

@@ -34,7 +34,7 @@ def text_set(n_train=53, n_test=29):
 
 def task(seed=0, **settings):
     config = replace(OPINIONS, recipe=Recipe(epochs=1, batch=10, rate=0.1), dropout=0.0, vocabulary=300)
-    return TextTask(config.of(settings), seed, text_set())
+    return TextTask(config.with_settings(settings), seed, text_set())
 
 
 def test_every_text_is_seen_once_an_epoch_in_an_order_of_its_own():

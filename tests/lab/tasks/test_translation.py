@@ -164,7 +164,7 @@ def test_the_arms_of_table_2_are_its_protocol():
     preset = table2.TABLE2.presets["smoke"]
     first, transformer, sinkformer = preset.arms
     assert (first.after, transformer.after, sinkformer.after) == (None, "pretrain-n-1", "pretrain-n-1")
-    configs = [preset.config.of(arm.settings) for arm in preset.arms]
+    configs = [preset.config.with_settings(arm.settings) for arm in preset.arms]
     assert [config.recipe.rate for config in configs] == pytest.approx([4e-3, 4e-4, 4e-4])
     assert [config.n_iters for config in configs] == [1, 1, 3]
     assert replace(configs[1], n_iters=3) == configs[2]

@@ -11,8 +11,8 @@ from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
 from sinkformers.lab.artefacts.catalogue import ARTEFACTS, find
 from sinkformers.lab.workbench import checkpoint
 from sinkformers.lab.workbench.display import Display
-from sinkformers.lab.workbench.identical_runs import find_twin
-from sinkformers.lab.workbench.runner import run
+from sinkformers.lab.workbench.identical_runs import find_identical
+from sinkformers.lab.workbench.runner import train_missing
 
 
 def task(_preset, arm, seed, _data):
@@ -21,18 +21,28 @@ def task(_preset, arm, seed, _data):
     return made
 
 
-def artefact(name, arms, twins=()):
-    preset = Preset("about", "a second", "", (0, 1), arms, None)
-    return Artefact(name, name, "nothing", metric="loss", presets={"smoke": preset}, task=task, twins=twins)
+def artefact(name, arms, identical_runs_in=()):
+    preset = Preset(about="about", takes="a second", data="", seeds=(0, 1), arms=arms, config=None)
+    return Artefact(
+        name=name,
+        title=name,
+        paper="nothing",
+        metric="loss",
+        presets={"smoke": preset},
+        task=task,
+        identical_runs_in=identical_runs_in,
+    )
 
 
 FIRST = artefact("first", (Arm("a-n-3", {"rate": 0.01, "n_iters": 3}), Arm("b-n-3", {"rate": 0.5, "n_iters": 3})))
-SECOND = artefact("second", (Arm("n-3", {"n_iters": 3}), Arm("n-1", {"n_iters": 1})), twins=("first",))
+SECOND = artefact("second", (Arm("n-3", {"n_iters": 3}), Arm("n-1", {"n_iters": 1})), identical_runs_in=("first",))
 
 
 def train(chosen, out, seeds="0"):
-    cells = selection.cells(chosen, "smoke", seeds=seeds)
-    return run(chosen, "smoke", cells, data=None, out=out, display=Display(quiet=True), device="cpu", save_every=60.0)
+    runs = selection.select_runs(chosen, "smoke", seeds=seeds)
+    return train_missing(
+        chosen, "smoke", runs, data=None, out=out, display=Display(quiet=True), device="cpu", save_every=60.0
+    )
 
 
 def read(folder, name):
@@ -71,19 +81,19 @@ def test_circumstances_must_agree(tmp_path):
     train(FIRST, tmp_path)
     identity = {"seed": 0, "settings": {}, "config": {"n_iters": 3, "rate": 0.01}}
     twin = tmp_path / "first/smoke/a-n-3/seed-0"
-    assert find_twin(tmp_path, ("first",), identity, {"precision": "no", "processes": 1}) == twin
-    assert find_twin(tmp_path, ("first",), identity, {"precision": "bf16", "processes": 1}) is None
-    assert find_twin(tmp_path, ("first",), {**identity, "data": "more"}, {}) is None
-    assert find_twin(tmp_path, ("other",), identity, {}) is None
+    assert find_identical(tmp_path, ("first",), identity, {"precision": "no", "processes": 1}) == twin
+    assert find_identical(tmp_path, ("first",), identity, {"precision": "bf16", "processes": 1}) is None
+    assert find_identical(tmp_path, ("first",), {**identity, "data": "more"}, {}) is None
+    assert find_identical(tmp_path, ("other",), identity, {}) is None
 
 
-@pytest.mark.parametrize("chosen", [each for each in ARTEFACTS if each.twins], ids=lambda each: each.name)
+@pytest.mark.parametrize("chosen", [each for each in ARTEFACTS if each.identical_runs_in], ids=lambda each: each.name)
 def test_the_twins_of_the_catalogue_have_cells_in_common(chosen):
     """Some arm of each small preset is one of its twin's, to the last setting."""
-    own = [chosen.presets["small"].config.of(arm.settings) for arm in chosen.presets["small"].arms]
+    own = [chosen.presets["small"].config.with_settings(arm.settings) for arm in chosen.presets["small"].arms]
     others = [
-        preset.config.of(arm.settings)
-        for twin in chosen.twins
+        preset.config.with_settings(arm.settings)
+        for twin in chosen.identical_runs_in
         for preset in find(twin).presets.values()
         for arm in preset.arms
     ]

@@ -1,118 +1,126 @@
-"""Claims on cells: one holder at a time, the dead are succeeded, the sleepers give up."""
+"""Locks on runs: one holder at a time, and the lock of a process that was killed is free at once."""
 
-import json
-import os
 import subprocess
 import sys
-import time
 
 import pytest
 
-from sinkformers.lab.artefacts.artefact import METRICS, ExperimentError
+from sinkformers.lab.artefacts.artefact import METRICS_FILE, ExperimentError
 from sinkformers.lab.workbench import locks
-from sinkformers.lab.workbench.locks import claim
+from sinkformers.lab.workbench.locks import LOCK_FILE, locked
 
-RACE = """
-import sys, pathlib
-from sinkformers.lab.workbench.locks import claim
+HOLDER = """
+import pathlib, subprocess, sys
+from sinkformers.lab.workbench.locks import locked
 print("ready", flush=True)
 sys.stdin.readline()
-held = claim(pathlib.Path(sys.argv[1]))
-print("held" if held else "not", flush=True)
-sys.stdin.readline()
+with locked(pathlib.Path(sys.argv[1])) as held:
+    child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    print("held" if held else "not", child.pid, flush=True)
+    sys.stdin.readline()
+    child.kill()
 """
 
 
-def process(folder):
-    command = [sys.executable, "-c", RACE, str(folder)]
-    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert started.stdout.readline() == "ready\n"
-    return started
+def is_free(folder):
+    with locked(folder) as held:
+        return held
 
 
-def tell(started, word="go\n"):
-    started.stdin.write(word)
-    started.stdin.flush()
+@pytest.fixture
+def start():
+    """Start a process that locks a folder once it is given a line, and holds the lock until it is given another."""
+    started = []
 
+    def process(folder):
+        command = [sys.executable, "-c", HOLDER, str(folder)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "ready\n"
+        return started[-1]
 
-def end(*started):
+    yield process
     for each in started:
-        each.communicate("end\n", timeout=30)
+        each.kill()
+        each.communicate()
 
 
-def test_of_several_processes_one_holds(tmp_path):
-    several = [process(tmp_path / "cell") for _ in range(4)]
+def go(process):
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def answer(process):
+    word, child = process.stdout.readline().split()
+    return word, int(child)
+
+
+def test_one_of_several_processes_holds_the_lock(tmp_path, start):
+    several = [start(tmp_path / "run") for _ in range(4)]
     for each in several:
-        tell(each)
-    answers = [each.stdout.readline().strip() for each in several]
-    end(*several)
-    assert sorted(answers) == ["held", "not", "not", "not"]
+        go(each)
+    assert sorted(answer(each)[0] for each in several) == ["held", "not", "not", "not"]
+    for each in several:
+        go(each)
+        assert each.wait(30) == 0
+    assert is_free(tmp_path / "run")
 
 
-def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path):
-    first = process(tmp_path)
-    tell(first)
-    assert first.stdout.readline() == "held\n"
-    assert claim(tmp_path) is None
+def test_the_lock_of_a_killed_process_is_free_at_once_even_if_its_child_lives_on(tmp_path, start):
+    first = start(tmp_path)
+    go(first)
+    word, child = answer(first)
+    assert word == "held"
+    assert not is_free(tmp_path)
     first.kill()
-    first.communicate()
-    assert claim(tmp_path).file.name == "claim-2"
+    first.wait()
+    assert is_free(tmp_path)
+    subprocess.run(["kill", str(child)], check=True)  # it was alive until now
 
 
-def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path):
-    held = claim(tmp_path)
-    holder = json.loads(held.file.read_text())
-    held.file.write_text(json.dumps({**holder, "born": holder["born"] - 1000}))
-    assert claim(tmp_path) is not None
+def test_a_lock_is_held_within_the_block_only(tmp_path):
+    with locked(tmp_path) as held:
+        assert held
+        assert not is_free(tmp_path)
+    assert is_free(tmp_path)
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path):
+        raise KeyboardInterrupt
+    assert is_free(tmp_path)
 
 
-def test_another_machine_keeps_its_claim_for_the_length_of_the_lease(tmp_path):
-    held = claim(tmp_path)
-    holder = json.loads(held.file.read_text())
-    held.file.write_text(json.dumps({**holder, "machine": "elsewhere", "pid": 1}))
-    assert claim(tmp_path, lease=60) is None
-    past = time.time() - 61
-    os.utime(held.file, (past, past))
-    assert claim(tmp_path, lease=60).file.name == "claim-2"
+def test_a_lock_that_was_not_acquired_stays_with_its_holder(tmp_path):
+    with locked(tmp_path):
+        with locked(tmp_path) as second:
+            assert not second
+        assert not is_free(tmp_path)
 
 
-def test_a_holder_renews_its_claim_and_lets_it_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "BEAT", 0.01)
-    held = claim(tmp_path)
-    past = time.time() - 1000
-    os.utime(held.file, (past, past))
-    with held:
-        deadline = time.monotonic() + 10
-        while held.file.stat().st_mtime < past + 500:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        held.check()
-    assert not list(tmp_path.iterdir())
+def test_a_finished_run_has_no_lock_file_and_an_unfinished_one_keeps_it(tmp_path):
+    with locked(tmp_path):
+        pass
+    assert [file.name for file in tmp_path.iterdir()] == [LOCK_FILE]
+    with locked(tmp_path):
+        (tmp_path / METRICS_FILE).write_text("{}")
+    assert [file.name for file in tmp_path.iterdir()] == [METRICS_FILE]
 
 
-def test_a_holder_that_was_asleep_gives_up(tmp_path):
-    held = claim(tmp_path)
-    held.check()
-    (tmp_path / "claim-2").write_text("{}")
-    with pytest.raises(ExperimentError, match="taken over by another process"):
-        held.check()
-    (tmp_path / "claim-2").unlink()
-    held.check()
-    (tmp_path / METRICS).write_text("{}")
-    with pytest.raises(ExperimentError, match="taken over by another process"):
-        held.check()
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null"])
-def test_a_damaged_claim_counts_until_its_lease_is_over(tmp_path, content):
-    file = tmp_path / "claim-7"
-    file.write_text(content)
-    assert claim(tmp_path, lease=60) is None
-    os.utime(file, (0, 0))
-    assert claim(tmp_path, lease=60).file.name == "claim-8"
+def test_files_of_the_former_locks_do_no_harm(tmp_path):
+    (tmp_path / "claim-7").write_text("{")
+    assert is_free(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExperimentError, match=r"cannot use .*file/cell: .*Choose another --out"):
-        claim(tmp_path / "file" / "cell")
+    with (
+        pytest.raises(ExperimentError, match=r"cannot use .*file/run: .*Choose another --out"),
+        locked(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    def refuse(*_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(locks.FileLock, "acquire", refuse)
+    with pytest.raises(ExperimentError, match=r"cannot use .*: Permission denied. Choose another"), locked(tmp_path):
+        pass

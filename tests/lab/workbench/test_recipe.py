@@ -1,4 +1,4 @@
-"""Rates that change with every step, and cells that go on with the model of another."""
+"""Rates that change with every step, and runs that go on with the model of another."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,22 @@ from accelerate.state import AcceleratorState
 from toy import ToyTask
 
 from sinkformers.lab.artefacts import selection
-from sinkformers.lab.artefacts.artefact import Arm, Artefact, Cell, ExperimentError, Preset
+from sinkformers.lab.artefacts.artefact import Arm, Artefact, ExperimentError, Preset, Run
 from sinkformers.lab.workbench import checkpoint
 from sinkformers.lab.workbench.display import Display
-from sinkformers.lab.workbench.runner import run
+from sinkformers.lab.workbench.locks import locked
+from sinkformers.lab.workbench.runner import train_missing
 from sinkformers.lab.workbench.task import WarmRecipe
 from sinkformers.lab.workbench.training import Hooks, Training
 
 WARM = WarmRecipe(epochs=3, batch=10, rate=0.02, warmup=6, betas=(0.8, 0.9), decay=0.3)
 PRESET = Preset(
-    "", "", "", (0, 1), (Arm("first-n-1", {"n_iters": 1}), Arm("then-n-3", {"n_iters": 3}, "first-n-1")), None
+    about="",
+    takes="",
+    data="",
+    seeds=(0, 1),
+    arms=(Arm("first-n-1", {"n_iters": 1}), Arm("then-n-3", {"n_iters": 3}, "first-n-1")),
+    config=None,
 )
 
 
@@ -50,11 +56,12 @@ class Stop(Exception):
 def train(folder, stop_after=None):
     taken = []
 
-    def saving():
-        if stop_after is not None and len(taken) > stop_after:
+    def step(*which):
+        taken.append(which)
+        if stop_after is not None and len(taken) > stop_after:  # before this step is saved
             raise Stop
 
-    hooks = Hooks(lambda *step: taken.append(step), lambda *_: None, saving)
+    hooks = Hooks(step, lambda *_: None)
     task = WarmTask()
     return Training(task, {"seed": 0, **task.facts}, folder, Accelerator(cpu=True), hooks).run(0.0)
 
@@ -89,12 +96,14 @@ def artefact():
         made.files = lambda: {"note.txt": arm.name.encode()}
         return made
 
-    return Artefact("toy", "A toy", "nothing", metric="loss", presets={"smoke": PRESET}, task=task)
+    return Artefact(name="toy", title="A toy", paper="nothing", metric="loss", presets={"smoke": PRESET}, task=task)
 
 
-def train_cells(artefact, out, **picked):
-    cells = selection.cells(artefact, "smoke", **picked)
-    return run(artefact, "smoke", cells, data=None, out=out, display=Display(quiet=True), device="cpu", save_every=60.0)
+def train_runs(artefact, out, **picked):
+    runs = selection.select_runs(artefact, "smoke", **picked)
+    return train_missing(
+        artefact, "smoke", runs, data=None, out=out, display=Display(quiet=True), device="cpu", save_every=60.0
+    )
 
 
 def record(out, arm, seed=0):
@@ -102,7 +111,7 @@ def record(out, arm, seed=0):
 
 
 def test_a_cell_goes_on_with_the_trained_model_of_its_seed(artefact, tmp_path):
-    assert train_cells(artefact, tmp_path) == []
+    assert train_runs(artefact, tmp_path) == []
     for seed in (0, 1):
         first, then = (tmp_path / "toy" / "smoke" / arm / f"seed-{seed}" for arm in ("first-n-1", "then-n-3"))
         weights, _ = checkpoint.read(first / "model.safetensors")
@@ -118,23 +127,21 @@ def test_a_cell_goes_on_with_the_trained_model_of_its_seed(artefact, tmp_path):
 
 def test_a_cell_whose_start_is_not_there_is_refused_or_left(artefact, tmp_path):
     with pytest.raises(ExperimentError, match=r"then-n-3, seed 0 goes on with the model of first-n-1, and .* not fin"):
-        train_cells(artefact, tmp_path, arms=["then-*"])
-    train_cells(artefact, tmp_path, arms=["first-*"], seeds="0")
-    train_cells(artefact, tmp_path, arms=["then-*"], seeds="0")
+        train_runs(artefact, tmp_path, arms=["then-*"])
+    train_runs(artefact, tmp_path, arms=["first-*"], seeds="0")
+    train_runs(artefact, tmp_path, arms=["then-*"], seeds="0")
     assert len(record(tmp_path, "then-n-3")) == 3
 
 
 def test_a_cell_waits_while_another_process_trains_its_start(artefact, tmp_path):
-    from sinkformers.lab.workbench.locks import claim
-
-    with claim(tmp_path / "toy/smoke/first-n-1/seed-0"):
-        left = train_cells(artefact, tmp_path, seeds="0")
-    assert [cell.arm.name for cell in left] == ["first-n-1", "then-n-3"]
+    with locked(tmp_path / "toy/smoke/first-n-1/seed-0"):
+        left = train_runs(artefact, tmp_path, seeds="0")
+    assert [run.arm.name for run in left] == ["first-n-1", "then-n-3"]
     assert not (tmp_path / "toy/smoke/then-n-3").exists()
 
 
 def test_other_counts_leave_the_start_alone(artefact):
-    cells = selection.cells(artefact, "smoke", n_iters="3,5", seeds="4")
-    assert [cell.arm.name for cell in cells] == ["first-n-1", "then-n-3", "then-n-5"]
-    assert cells[2].before == Path("toy/smoke/first-n-1/seed-4")
-    assert Cell("a", "b", Arm("c", {}), 0).before is None
+    runs = selection.select_runs(artefact, "smoke", n_iters="3,5", seeds="4")
+    assert [run.arm.name for run in runs] == ["first-n-1", "then-n-3", "then-n-5"]
+    assert runs[2].before == Path("toy/smoke/first-n-1/seed-4")
+    assert Run("a", "b", Arm("c", {}), 0).before is None

@@ -60,7 +60,7 @@ def send(*numbers, pause=0.0):
 
 def train(task, folder, *, parent=None):
     folder.mkdir(exist_ok=True)
-    hooks = Hooks(lambda *_: None, lambda *_: None, lambda: None)
+    hooks = Hooks(lambda *_: None, lambda *_: None)
     with Stopping(parent=parent) as stopping:
         training = Training(task, {"seed": 0, **task.facts}, folder, Accelerator(cpu=True), hooks, None, stopping)
         return training.run(1e9)

@@ -36,15 +36,13 @@ def train(task, folder, *, seed=0, stop_after=None, save_every=0.0, precision="n
     def step(epoch, number, of):
         taken.append((epoch, number))
         assert number <= of
-
-    def saving():
-        if stop_after is not None and len(taken) > stop_after:
+        if stop_after is not None and len(taken) > stop_after:  # before this step is saved
             raise Stop
 
     folder.mkdir(exist_ok=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
     identity = {"seed": seed, **task.facts}
-    training = Training(task, identity, folder, accelerator, Hooks(step, lambda _record, _seconds: None, saving))
+    training = Training(task, identity, folder, accelerator, Hooks(step, lambda _record, _seconds: None))
     return training.run(save_every)
 
 
@@ -152,7 +150,7 @@ from sinkformers.lab.workbench.training import Hooks, Training
 
 accelerator = Accelerator(cpu=True)
 task = ToyTask(dropout=0.0, dtype=torch.float64, accumulate=int(sys.argv[2]))
-hooks = Hooks(lambda *_: None, lambda *_: None, lambda: None)
+hooks = Hooks(lambda *_: None, lambda *_: None)
 try:
     done = Training(task, {"seed": 0, **task.facts}, Path(sys.argv[1]), accelerator, hooks).run(0.0)
     if accelerator.is_main_process:

@@ -141,6 +141,9 @@ FIGURE1 = Artefact(
     name="figure1",
     title="Links of K⁰, K¹ and K^∞ between two clouds of ten points",
     paper="a picture; its points are not published",
-    presets=dict.fromkeys(("paper", "small", "smoke"), Preset("ten points, float64", "seconds", "", (), (), None)),
+    presets=dict.fromkeys(
+        ("paper", "small", "smoke"),
+        Preset(about="ten points, float64", takes="seconds", data="", seeds=(), arms=(), config=None),
+    ),
     make=make,
 )

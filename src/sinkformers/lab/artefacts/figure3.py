@@ -2,7 +2,7 @@
 
     sinkformers run figure3 --preset small --data DIR
 
-They are the models of the upper half of Table 1, one seed each: a cell that `table1-set` has finished in the same
+They are the models of the upper half of Table 1, one seed each: a run that `table1-set` has finished in the same
 output folder is taken over from it, and its report draws the curves of all seeds. The paper plots the error, 1 −
 accuracy, and the loss.
 """
@@ -23,5 +23,5 @@ FIGURE3 = Artefact(
         for name, preset in TABLE1_SET.presets.items()
     },
     task=TABLE1_SET.task,
-    twins=("table1-set",),
+    identical_runs_in=("table1-set",),
 )

@@ -21,7 +21,7 @@ N_ITERS = 3
 ARMS = tuple(Arm(f"n-{n}", {"n_iters": n}) for n in (1, N_ITERS))
 
 PAPER = TextConfig(
-    Recipe(epochs=15, batch=32, rate=1e-4, drops=(12,)),
+    recipe=Recipe(epochs=15, batch=32, rate=1e-4, drops=(12,)),
     vocabulary=16_000,
     length=512,
     dim=256,
@@ -55,7 +55,7 @@ OPINIONS = replace(
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TextTask:
     texts = load_imdb(data_folder(data)) if preset.data == "imdb" else load_opinions()
-    config = preset.config.of(arm.settings)
+    config = preset.config.with_settings(arm.settings)
     return AuthorsTask(config, seed, merged(texts)) if config.authors else TextTask(config, seed, texts)
 
 
@@ -65,31 +65,33 @@ FIGURE4 = Artefact(
     paper='"a gain in accuracy when using a Sinkformer" (a plot); epoch 4m02 against 4m22',
     presets={
         "paper": Preset(
-            "25,000 reviews to train on and 25,000 to test with, 512 tokens, depth 6, 8 heads, 15 epochs",
-            "hours on a GPU",
-            "imdb",
-            (0, 1, 2, 3, 4),
-            ARMS,
-            PAPER,
+            about="25,000 reviews to train on and 25,000 to test with, 512 tokens, depth 6, 8 heads, 15 epochs",
+            takes="hours on a GPU",
+            data="imdb",
+            seeds=(0, 1, 2, 3, 4),
+            arms=ARMS,
+            config=PAPER,
         ),
         "authors": Preset(
-            "as the authors' code: 40,000/10,000 reviews, noise for positions, detached potential, SoftMax twice",
-            "hours on a GPU",
-            "imdb",
-            (0, 1, 2, 3, 4),
-            ARMS,
-            AUTHORS,
+            about="as the authors' code: 40,000/10,000 reviews, noise for positions, detached potential, SoftMax twice",
+            takes="hours on a GPU",
+            data="imdb",
+            seeds=(0, 1, 2, 3, 4),
+            arms=ARMS,
+            config=AUTHORS,
         ),
         "small": Preset(
-            "all reviews, the first 192 tokens of each; depth 3, 4 heads, dim 64, 8 epochs",
-            "about an hour on two cores",
-            "imdb",
-            (0, 1, 2),
-            ARMS,
-            SMALL,
+            about="all reviews, the first 192 tokens of each; depth 3, 4 heads, dim 64, 8 epochs",
+            takes="about an hour on two cores",
+            data="imdb",
+            seeds=(0, 1, 2),
+            arms=ARMS,
+            config=SMALL,
             floor=0.80,
         ),
-        "smoke": Preset("generated opinions, 8 epochs", "seconds", "", (0,), ARMS, OPINIONS),
+        "smoke": Preset(
+            about="generated opinions, 8 epochs", takes="seconds", data="", seeds=(0,), arms=ARMS, config=OPINIONS
+        ),
     },
     task=task,
 )

@@ -20,7 +20,7 @@ N_ITERS = 3
 ARMS = tuple(Arm(f"n-{n}", {"n_iters": n}) for n in (1, N_ITERS))
 
 PAPER = VisionConfig(
-    Recipe(epochs=300, batch=64, rate=5e-5, drops=(250,)),
+    recipe=Recipe(epochs=300, batch=64, rate=5e-5, drops=(250,)),
     image=224,
     patch=16,
     dim=128,
@@ -56,7 +56,7 @@ DIGITS = replace(
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     images = load_digits() if preset.data == "digits" else load_dogs_vs_cats(data_folder(data), preset.config.image)
-    return ImageTask(preset.config.of(arm.settings), seed, images)
+    return ImageTask(preset.config.with_settings(arm.settings), seed, images)
 
 
 FIGURE5 = Artefact(
@@ -66,31 +66,38 @@ FIGURE5 = Artefact(
     paper_numbers={"n-1": {"median": 0.790, "best": 0.800}, "n-3": {"median": 0.795, "best": 0.805}},
     presets={
         "paper": Preset(
-            "25,000 images at 224 px, depth 6, 8 heads, 300 epochs",
-            "a GPU-day",
-            "dogs-vs-cats",
-            (0, 1, 2, 3, 4),
-            ARMS,
-            PAPER,
+            about="25,000 images at 224 px, depth 6, 8 heads, 300 epochs",
+            takes="a GPU-day",
+            data="dogs-vs-cats",
+            seeds=(0, 1, 2, 3, 4),
+            arms=ARMS,
+            config=PAPER,
         ),
         "authors": Preset(
-            "as paper, at the rate of the authors' code, 3e-5",
-            "a GPU-day",
-            "dogs-vs-cats",
-            (0, 1, 2, 3, 4),
-            ARMS,
-            replace(PAPER, recipe=replace(PAPER.recipe, rate=3e-5)),
+            about="as paper, at the rate of the authors' code, 3e-5",
+            takes="a GPU-day",
+            data="dogs-vs-cats",
+            seeds=(0, 1, 2, 3, 4),
+            arms=ARMS,
+            config=replace(PAPER, recipe=replace(PAPER.recipe, rate=3e-5)),
         ),
         "small": Preset(
-            "10,000 images at 64 px, patch 8, 20 epochs",
-            "about 50 minutes on two cores",
-            "dogs-vs-cats",
-            (0, 1, 2),
-            ARMS,
-            SMALL,
+            about="10,000 images at 64 px, patch 8, 20 epochs",
+            takes="about 50 minutes on two cores",
+            data="dogs-vs-cats",
+            seeds=(0, 1, 2),
+            arms=ARMS,
+            config=SMALL,
             floor=0.70,
         ),
-        "smoke": Preset("scikit-learn's digits, 2 epochs", "seconds", "digits", (0,), ARMS, DIGITS),
+        "smoke": Preset(
+            about="scikit-learn's digits, 2 epochs",
+            takes="seconds",
+            data="digits",
+            seeds=(0,),
+            arms=ARMS,
+            config=DIGITS,
+        ),
     },
     task=task,
 )

@@ -23,7 +23,7 @@ RATES = (1e-3, 2e-3)
 PATCHES = (28, 14, 7, 4, 2)
 
 MNIST = VisionConfig(
-    Recipe(epochs=45, batch=100, rate=1e-3, drops=(35, 41)),
+    recipe=Recipe(epochs=45, batch=100, rate=1e-3, drops=(35, 41)),
     image=28,
     patch=7,
     dim=128,
@@ -57,7 +57,7 @@ def name(settings: dict[str, Any]) -> str:
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     images = load_digits() if preset.data == "digits" else load_mnist(data_folder(data))
-    return ImageTask(preset.config.of(arm.settings), seed, images)
+    return ImageTask(preset.config.with_settings(arm.settings), seed, images)
 
 
 FIGURE6 = Artefact(
@@ -66,31 +66,36 @@ FIGURE6 = Artefact(
     paper="Sinkformer ahead for small patches, equal at patch 28 (read off a plot; median of 5)",
     presets={
         "paper": Preset(
-            "no CLS token, mean pooling; both rates in both arms; n_iters 5",
-            "about 19 hours on two cores",
-            "mnist",
-            (0, 1, 2, 3, 4),
-            arms(PATCHES, RATES, tied=7),
-            MNIST,
+            about="no CLS token, mean pooling; both rates in both arms; n_iters 5",
+            takes="about 19 hours on two cores",
+            data="mnist",
+            seeds=(0, 1, 2, 3, 4),
+            arms=arms(PATCHES, RATES, tied=7),
+            config=MNIST,
         ),
         "authors": Preset(
-            "reads out a CLS token, as the published curve",
-            "about 17 hours on two cores",
-            "mnist",
-            (0, 1, 2, 3, 4),
-            arms(PATCHES, RATES),
-            replace(MNIST, readout="cls"),
+            about="reads out a CLS token, as the published curve",
+            takes="about 17 hours on two cores",
+            data="mnist",
+            seeds=(0, 1, 2, 3, 4),
+            arms=arms(PATCHES, RATES),
+            config=replace(MNIST, readout="cls"),
         ),
         "small": Preset(
-            "as paper, without patch 2, 3 seeds",
-            "about 2 hours on two cores",
-            "mnist",
-            (0, 1, 2),
-            arms(PATCHES[:-1], RATES, tied=7),
-            MNIST,
+            about="as paper, without patch 2, 3 seeds",
+            takes="about 2 hours on two cores",
+            data="mnist",
+            seeds=(0, 1, 2),
+            arms=arms(PATCHES[:-1], RATES, tied=7),
+            config=MNIST,
         ),
         "smoke": Preset(
-            "scikit-learn's digits, 3 epochs", "seconds", "digits", (0,), arms((8, 4, 2), RATES[:1]), DIGITS
+            about="scikit-learn's digits, 3 epochs",
+            takes="seconds",
+            data="digits",
+            seeds=(0,),
+            arms=arms((8, 4, 2), RATES[:1]),
+            config=DIGITS,
         ),
     },
     task=task,

@@ -1,4 +1,4 @@
-"""Which cells a command asks for: a preset, and what its user picks from it."""
+"""Which runs a command asks for: a preset, and what its user picks from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Sequence
 
-from sinkformers.lab.artefacts.artefact import Arm, Artefact, Cell, ExperimentError, Preset
+from sinkformers.lab.artefacts.artefact import Arm, Artefact, ExperimentError, Preset, Run
 from sinkformers.lab.artefacts.catalogue import ARTEFACTS, find
 
 LARGEST = 999_999_999
@@ -30,15 +30,15 @@ def preset_named(artefact: Artefact, name: str) -> Preset:
     return artefact.presets[name]
 
 
-def cells(
+def select_runs(
     artefact: Artefact,
     preset_name: str,
     *,
     seeds: str | None = None,
     n_iters: str | None = None,
     arms: Sequence[str] = (),
-) -> list[Cell]:
-    """The cells of a preset, seed by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`.
+) -> list[Run]:
+    """The runs of a preset, seed by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`.
 
     An arm that others go on with keeps its own number of iterations.
     """
@@ -61,7 +61,7 @@ def cells(
             f"{len(which):,} seeds of {len(chosen):,} arms are {len(which) * len(chosen):,} runs, and {MOST:,} are the "
             "most for one command. Choose fewer with --seeds, --n-iters or --arms."
         )
-    return [Cell(artefact.name, preset_name, arm, seed) for seed in which for arm in chosen]
+    return [Run(artefact.name, preset_name, arm, seed) for seed in which for arm in chosen]
 
 
 def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from sinkformers.lab.workbench.task import WarmRecipe
 N_ITERS = 3  # the paper is silent
 
 PAPER = TranslationConfig(
-    WarmRecipe(epochs=30, batch=4096, rate=5e-4, warmup=4000, decay=1e-4),
+    recipe=WarmRecipe(epochs=30, batch=4096, rate=5e-4, warmup=4000, decay=1e-4),
     vocabulary=None,
     length=1024,
     dim=512,
@@ -72,7 +72,7 @@ def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TranslationT
     load = {"iwslt14": load_iwslt14, "multi30k": load_multi30k}.get(preset.data)
     pairs = load_number_words() if load is None else load(data_folder(data))
     begun = 0 if arm.after is None else preset.config.recipe.epochs
-    return TranslationTask(preset.config.of(arm.settings), seed, pairs, begun=begun)
+    return TranslationTask(preset.config.with_settings(arm.settings), seed, pairs, begun=begun)
 
 
 TABLE2 = Artefact(
@@ -87,25 +87,30 @@ TABLE2 = Artefact(
     },
     presets={
         "paper": Preset(
-            "IWSLT'14 by fairseq's transformer_iwslt_de_en: 6 + 6 layers, 30 epochs and 5 more",
-            "two GPU-days",
-            "iwslt14",
-            (0, 1, 2, 3, 4, 5),
-            arms(PAPER, 5),
-            PAPER,
+            about="IWSLT'14 by fairseq's transformer_iwslt_de_en: 6 + 6 layers, 30 epochs and 5 more",
+            takes="two GPU-days",
+            data="iwslt14",
+            seeds=(0, 1, 2, 3, 4, 5),
+            arms=arms(PAPER, 5),
+            config=PAPER,
             metric="bleu_tokenised",
         ),
         "small": Preset(
-            "Multi30k, 3 + 3 layers, dim 256, 12 epochs and 2 more",
-            "about 90 minutes on two cores",
-            "multi30k",
-            (0, 1),
-            arms(SMALL, 2),
-            SMALL,
+            about="Multi30k, 3 + 3 layers, dim 256, 12 epochs and 2 more",
+            takes="about 90 minutes on two cores",
+            data="multi30k",
+            seeds=(0, 1),
+            arms=arms(SMALL, 2),
+            config=SMALL,
             floor=33.0,
         ),
         "smoke": Preset(
-            "generated number words, 4 epochs and 1 more", "about a minute", "", (0,), arms(NUMBERS, 1), NUMBERS
+            about="generated number words, 4 epochs and 1 more",
+            takes="about a minute",
+            data="",
+            seeds=(0,),
+            arms=arms(NUMBERS, 1),
+            config=NUMBERS,
         ),
     },
     task=task,

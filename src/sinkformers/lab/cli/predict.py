@@ -1,4 +1,4 @@
-"""`sinkformers predict`: a trained cell put to use on shapes, reviews or sentences of one's own."""
+"""`sinkformers predict`: a trained run put to use on shapes, reviews or sentences of one's own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sinkformers.lab.cli.refusal import need, refuse
 if TYPE_CHECKING:
     from sinkformers.lab.inference.page import Shown
     from sinkformers.lab.inference.texts import Judge, Translate
-    from sinkformers.lab.inference.trained import TrainedCell
+    from sinkformers.lab.inference.trained import TrainedRun
 
 AT_A_TIME = 32  # lines of a file
 
 
 def predict(
-    cell: Annotated[
-        Path, typer.Argument(metavar="CELL", help="The folder of a finished cell, such as runs/…/n-3/seed-0.")
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a finished run, such as runs/…/n-3/seed-0.")
     ],
     inputs: Annotated[
         list[str] | None,
@@ -51,16 +51,16 @@ def predict(
     out: Annotated[Path, typer.Option(help="Where pictures and page go.", metavar="DIR")] = Path("predictions"),
 ) -> None:
     """Say what a shape is, whether a review is positive, or what a sentence means in English."""
-    need("predictions", ("accelerate", "psutil", "safetensors"), "experiments")
+    need("predictions", ("accelerate", "safetensors"), "experiments")
     from sinkformers.lab.artefacts.artefact import ExperimentError
     from sinkformers.lab.data import DataError
-    from sinkformers.lab.inference.trained import open_cell
+    from sinkformers.lab.inference.trained import open_run
     from sinkformers.lab.tasks.points import PointConfig
     from sinkformers.lab.tasks.texts import TextConfig
     from sinkformers.lab.tasks.translation import TranslationConfig
 
     try:
-        trained = open_cell(cell)
+        trained = open_run(run)
         if isinstance(trained.config, PointConfig):
             if file is not None:
                 refuse("--file is for texts; name the files of shapes as INPUT.")
@@ -78,7 +78,7 @@ def predict(
 
 
 def _shapes(
-    cell: TrainedCell, files: list[str], top: int, layer: str | None, point: int | None, draw: bool
+    run: TrainedRun, files: list[str], top: int, layer: str | None, point: int | None, draw: bool
 ) -> list[Shown]:
     from rich.console import Console
 
@@ -86,8 +86,8 @@ def _shapes(
     from sinkformers.lab.reporting.tables import Table, terminal
 
     if not files:
-        refuse("there is nothing to predict; name files with shapes (.off, .ply, .obj, .xyz or .npy) after the cell.")
-    classifier = CloudClassifier(cell)
+        refuse("there is nothing to predict; name files with shapes (.off, .ply, .obj, .xyz or .npy) after the run.")
+    classifier = CloudClassifier(run)
     shown: list[Shown] = []
     for name in files:
         prediction = classifier.predict(Path(name), layer=layer, point=point)
@@ -105,7 +105,7 @@ def _shapes(
     return shown
 
 
-def _texts(cell: TrainedCell, inputs: list[str], file: Path | None, layer: str | None, draw: bool) -> list[Shown]:
+def _texts(run: TrainedRun, inputs: list[str], file: Path | None, layer: str | None, draw: bool) -> list[Shown]:
     from sinkformers.lab.inference.texts import Judge, Translate
     from sinkformers.lab.tasks.texts import TextConfig
 
@@ -113,7 +113,7 @@ def _texts(cell: TrainedCell, inputs: list[str], file: Path | None, layer: str |
         refuse("give texts as INPUT or with --file, not both.")
     if layer is not None and not draw:
         refuse("--layer is for pictures; add --draw.")
-    answer = Judge(cell) if isinstance(cell.config, TextConfig) else Translate(cell)
+    answer = Judge(run) if isinstance(run.config, TextConfig) else Translate(run)
     if layer is not None:
         answer.attention("a", layer)  # a layer that is not there is refused before anything is answered
     file = None if str(file) == "-" else file
@@ -184,11 +184,11 @@ def _lines(source: Iterable[bytes], name: str) -> Iterator[str]:
             refuse(f"{name} is not UTF-8 in line {number} ({error.reason}); convert it, for example with iconv.")
 
 
-def _write(cell: TrainedCell, shown: list[Any], out: Path) -> None:
+def _write(run: TrainedRun, shown: list[Any], out: Path) -> None:
     from sinkformers.lab.inference import page
 
     try:
-        written = page.write(cell.name, shown, out)
+        written = page.write(run.name, shown, out)
     except OSError as error:
         refuse(f"cannot write {error.filename or out}: {error.strerror or error}; choose another --out.")
     print(f"Drawn to {written}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`sinkformers report`: what the finished cells of some folders come to, in the terminal and as a page."""
+"""`sinkformers report`: what the finished runs of some folders come to, in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="Folders with cells: an output folder, an artefact, a preset, or one cell.",
+            help="Folders with runs: an output folder, an artefact, a preset, or one run.",
             show_default=False,
         ),
     ],
@@ -62,8 +62,8 @@ def report(
 
 
 def _nothing(folders: list[Path], unfinished: int) -> str:
-    begun = {0: "and no cell is running", 1: "one is unfinished"}.get(unfinished, f"{unfinished} are unfinished")
-    return f"{', '.join(map(str, folders))} holds no finished cell, {begun}; a report needs one at least."
+    begun = {0: "and none is running", 1: "one is unfinished"}.get(unfinished, f"{unfinished} are unfinished")
+    return f"{', '.join(map(str, folders))} holds no finished run, {begun}; a report needs one at least."
 
 
 def _print(summary: Summary) -> None:
@@ -76,7 +76,7 @@ def _print(summary: Summary) -> None:
     about = f": {summary.scale.about}" if summary.scale else ""
     typer.echo(f"{summary.artefact.title}, {summary.preset}{about}")
     printed = {
-        f"test {summary.spoken_metric}": tables.results(summary),
+        f"test {summary.metric.label}": tables.results(summary),
         "all runs": tables.runs(summary),
         "time and attention": tables.costs(summary),
     }

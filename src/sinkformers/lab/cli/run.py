@@ -15,7 +15,7 @@ import typer
 from sinkformers.lab.cli.refusal import STOPPED, need, refuse
 
 if TYPE_CHECKING:
-    from sinkformers.lab.artefacts.artefact import Artefact, Cell, Preset
+    from sinkformers.lab.artefacts.artefact import Artefact, Preset, Run
 
 WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they say nothing and report nothing
 SAVING = "Saving after this step; once more ends it at once."
@@ -32,10 +32,10 @@ def run(
     data: Annotated[
         Path | None, typer.Option(help="The folder of data sets; else $SINKFORMERS_DATA, else a cache of yours.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where cells and reports go.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("runs"),
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to train.")] = "auto",
     precision: Annotated[Literal["no", "bf16", "fp16"], typer.Option(help="Mixed precision.")] = "no",
-    jobs: Annotated[int, typer.Option(help="Cells trained side by side, on their share of the cores.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs trained side by side, on their share of the cores.", min=1)] = 1,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 30.0,
 ) -> None:
     """Train what is missing of an artefact, then print its table and write its report.
@@ -44,17 +44,17 @@ def run(
     to end at once. Any number of commands may share one --out.
     """
     with _refusing():
-        chosen, cells = _select(artefact, preset, seeds, n_iters, arms or [])
+        chosen, runs = _select(artefact, preset, seeds, n_iters, arms or [])
         if chosen.make is not None:
             _make(chosen.make, chosen.presets[preset], out / artefact / preset)
             return
-        need("experiments", ("accelerate", "psutil", "safetensors", "tensorboard"), "experiments")
+        need("experiments", ("accelerate", "filelock", "safetensors", "tensorboard"), "experiments")
         if jobs > 1 and "RANK" in os.environ:
             refuse("--jobs is for a command that runs alone, and torchrun has started several; leave it out.")
         if jobs > 1:
-            _side_by_side(jobs, chosen, cells, out)
+            _side_by_side(jobs, chosen, runs, out)
         else:
-            _train(chosen, preset, cells, out, data=data, device=device, precision=precision, save_every=save_every)
+            _train(chosen, preset, runs, out, data=data, device=device, precision=precision, save_every=save_every)
     if os.environ.get("RANK", "0") == "0" and WORKER not in os.environ:
         from sinkformers.lab.cli.report import report
 
@@ -81,16 +81,16 @@ def _refusing() -> Iterator[None]:
 
 def _select(
     name: str, preset: str, seeds: str | None, n_iters: str | None, arms: list[str]
-) -> tuple[Artefact, list[Cell]]:
+) -> tuple[Artefact, list[Run]]:
     from sinkformers.lab.artefacts import selection
 
     artefact = selection.artefact_named(name)
-    return artefact, selection.cells(artefact, preset, seeds=seeds, n_iters=n_iters, arms=arms)
+    return artefact, selection.select_runs(artefact, preset, seeds=seeds, n_iters=n_iters, arms=arms)
 
 
-def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **options: Any) -> None:
+def _train(artefact: Artefact, preset: str, runs: list[Run], out: Path, **options: Any) -> None:
     from sinkformers.lab.workbench.display import Display
-    from sinkformers.lab.workbench.runner import run as train
+    from sinkformers.lab.workbench.runner import train_missing as train
     from sinkformers.lab.workbench.stopping import Stopping, end_of_launcher, end_of_pipe
 
     worker, rank = WORKER in os.environ, os.environ.get("RANK")
@@ -101,11 +101,11 @@ def _train(artefact: Artefact, preset: str, cells: list[Cell], out: Path, **opti
     elif rank is not None:  # torchrun passes signals on, but it cannot pass on SIGKILL
         parent = partial(end_of_launcher, os.getppid())
     with Stopping(parent=parent, notice=lambda: display.say(SAVING)) as stopping:
-        for cell in train(artefact, preset, cells, out=out, display=display, stopping=stopping, **options):
-            display.say(f"{cell.name}: another process is training it.")
+        for run in train(artefact, preset, runs, out=out, display=display, stopping=stopping, **options):
+            display.say(f"{run.name}: another process is training it.")
 
 
-def _side_by_side(jobs: int, artefact: Artefact, cells: list[Cell], out: Path) -> None:
+def _side_by_side(jobs: int, artefact: Artefact, runs: list[Run], out: Path) -> None:
     from sinkformers.lab.workbench.display import Display
     from sinkformers.lab.workbench.workers import side_by_side
 
@@ -113,9 +113,9 @@ def _side_by_side(jobs: int, artefact: Artefact, cells: list[Cell], out: Path) -
     command = [sys.executable, "-m", "sinkformers.lab.cli", *sys.argv[1:], "--jobs", "1"]
     display = Display()
     display.expect(
-        {cell.name: artefact.presets[cell.preset].config.of(cell.arm.settings).recipe.epochs for cell in cells}
+        {run.name: artefact.presets[run.preset].config.with_settings(run.arm.settings).recipe.epochs for run in runs}
     )
-    code = side_by_side(command, jobs, cells, out, display)
+    code = side_by_side(command, jobs, runs, out, display)
     del os.environ[WORKER]
     if code:
         raise typer.Exit(code=code)

@@ -1,1 +1,1 @@
-"""Trained cells put to use: shapes, reviews and sentences that no data set holds."""
+"""Trained runs put to use: shapes, reviews and sentences that no data set holds."""

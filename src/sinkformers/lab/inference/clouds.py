@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sinkformers import watch_attention
 from sinkformers.lab.artefacts.artefact import ExperimentError
 from sinkformers.lab.data import on_unit_sphere, read_points
-from sinkformers.lab.inference.trained import TrainedCell, on
+from sinkformers.lab.inference.trained import TrainedRun, on
 from sinkformers.lab.tasks.augmentation import standardised
 from sinkformers.lab.tasks.points import PointConfig
 from sinkformers.models import PointCloudTransformer
@@ -44,10 +44,10 @@ class Prediction:
 class CloudClassifier:
     """A trained classifier of point clouds."""
 
-    def __init__(self, cell: TrainedCell) -> None:
-        assert isinstance(cell.config, PointConfig)
-        self.config, self.names = cell.config, cell.classes()
-        self.model: nn.Module = cell.filled(cell.config.model(len(self.names)))
+    def __init__(self, run: TrainedRun) -> None:
+        assert isinstance(run.config, PointConfig)
+        self.config, self.names = run.config, run.classes()
+        self.model: nn.Module = run.filled(run.config.model(len(self.names)))
 
     @torch.no_grad()
     def predict(self, file: Path, *, layer: str | None = None, point: int | None = None) -> Prediction:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sinkformers import watch_attention
 from sinkformers.lab.artefacts.artefact import ExperimentError
-from sinkformers.lab.inference.trained import TrainedCell, on
+from sinkformers.lab.inference.trained import TrainedRun, on
 from sinkformers.lab.tasks.texts import TextConfig, TextReader
 from sinkformers.lab.tasks.texts_authors import authors_model
 from sinkformers.lab.tasks.translation import TranslationConfig, Translator
@@ -39,12 +39,12 @@ class Attention:
 class Judge:
     """A trained classifier of texts."""
 
-    def __init__(self, cell: TrainedCell) -> None:
-        assert isinstance(cell.config, TextConfig)
-        self.reader = TextReader(cell.file("vocabulary.json", Vocabulary.of_json), cell.config)
-        self.names = cell.classes()
-        build = partial(authors_model, cell.config) if cell.config.authors else cell.config.model
-        self.model: nn.Module = cell.filled(build(self.reader.vocabulary.size, len(self.names)))
+    def __init__(self, run: TrainedRun) -> None:
+        assert isinstance(run.config, TextConfig)
+        self.reader = TextReader(run.file("vocabulary.json", Vocabulary.of_json), run.config)
+        self.names = run.classes()
+        build = partial(authors_model, run.config) if run.config.authors else run.config.model
+        self.model: nn.Module = run.filled(build(self.reader.vocabulary.size, len(self.names)))
 
     @torch.no_grad()
     def __call__(self, lines: Sequence[str]) -> list[str]:
@@ -69,12 +69,12 @@ class Judge:
 class Translate:
     """A trained translation model."""
 
-    def __init__(self, cell: TrainedCell) -> None:
-        assert isinstance(cell.config, TranslationConfig)
-        source, target = (cell.file(f"{side}.json", Vocabulary.of_json) for side in ("source", "target"))
-        self.translator = Translator(cell.config, source, target)
+    def __init__(self, run: TrainedRun) -> None:
+        assert isinstance(run.config, TranslationConfig)
+        source, target = (run.file(f"{side}.json", Vocabulary.of_json) for side in ("source", "target"))
+        self.translator = Translator(run.config, source, target)
         self.model = self.translator.model()
-        cell.filled(self.model)
+        run.filled(self.model)
 
     def __call__(self, lines: Sequence[str]) -> list[str]:
         return self.translator.translate(self.model, *self._padded(lines))

@@ -1,4 +1,4 @@
-"""A finished cell as a model: its configuration from its record, its weights, and the files it keeps."""
+"""A finished run as a model: its configuration from its record, its weights, and the files it keeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from sinkformers.lab.artefacts import catalogue
-from sinkformers.lab.artefacts.artefact import METRICS, MODEL, ExperimentError, anew
+from sinkformers.lab.artefacts.artefact import METRICS_FILE, MODEL_FILE, ExperimentError, retrain_hint
 from sinkformers.lab.reporting import records
 from sinkformers.lab.workbench import checkpoint
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class TrainedCell:
-    """A finished cell. `config` is that of its arm, as it was when the cell was trained."""
+class TrainedRun:
+    """A finished run. `config` is that of its arm, as it was when the run was trained."""
 
     folder: Path
     metrics: Mapping[str, Any]
@@ -31,64 +31,66 @@ class TrainedCell:
         return f"{self.metrics['artefact']}, {self.metrics['preset']}, {self.metrics['arm']}"
 
     def file(self, name: str, read: Callable[[str], T]) -> T:
-        """What `read` makes of the text of a file that the cell keeps."""
+        """What `read` makes of the text of a file that the run keeps."""
         path = self.folder / name
         if not path.exists():
-            raise ExperimentError(f"{path} is missing, and the model cannot be used without it. {anew(self.folder)}")
+            raise ExperimentError(
+                f"{path} is missing, and the model cannot be used without it. {retrain_hint(self.folder)}"
+            )
         try:
             return read(path.read_text(encoding="utf-8"))
         # What damaged text makes tokenizers raise is a bare Exception.
         except Exception as error:
             raise ExperimentError(
-                f"{path} cannot be read ({error}), and the model cannot be used without it. {anew(self.folder)}"
+                f"{path} cannot be read ({error}), and the model cannot be used without it. {retrain_hint(self.folder)}"
             ) from error
 
     def classes(self) -> list[str]:
         return self.file("classes.json", json.loads)
 
     def filled(self, model: nn.Module) -> nn.Module:
-        """The model with the cell's weights, ready to be asked."""
-        weights, state = checkpoint.read(self.folder / MODEL, anew(self.folder))
+        """The model with the run's weights, ready to be asked."""
+        weights, state = checkpoint.read(self.folder / MODEL_FILE, retrain_hint(self.folder))
         expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if expected != found:
             odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))[0]
             raise ExperimentError(
-                f"{self.folder / MODEL} belongs to another model: {odd} is {found.get(odd, 'missing')} there and "
-                f"{expected.get(odd, 'missing')} by {METRICS}. Put back the file that was trained with it."
+                f"{self.folder / MODEL_FILE} belongs to another model: {odd} is {found.get(odd, 'missing')} there and "
+                f"{expected.get(odd, 'missing')} by {METRICS_FILE}. Put back the file that was trained with it."
             )
         there, here = (of.get("settings", {}).get("n_iters") for of in (state, self.metrics))
         if there not in (None, here):
             raise ExperimentError(
-                f"{self.folder / MODEL} was trained with n_iters {there}, and {METRICS} is of n_iters {here}. Put back "
-                "the file that was trained with it."
+                f"{self.folder / MODEL_FILE} was trained with n_iters {there}, and {METRICS_FILE} has n_iters {here}. "
+                "Put back the file that was trained with it."
             )
         model.load_state_dict(weights)
         return model.eval()
 
 
-def open_cell(folder: Path) -> TrainedCell:
-    """The finished cell at `folder`, or the only one below it."""
-    found = sorted(path.parent for path in folder.rglob(METRICS))
+def open_run(folder: Path) -> TrainedRun:
+    """The finished run at `folder`, or the only one below it."""
+    found = sorted(path.parent for path in folder.rglob(METRICS_FILE))
     if len(found) != 1:
-        reason = "holds no finished cell" if not found else f"holds {len(found)} finished cells, such as {found[0]}"
+        reason = "holds no finished run" if not found else f"holds {len(found)} finished runs, such as {found[0]}"
         raise ExperimentError(f"{folder} {reason}; name the folder of one that `sinkformers run` has finished.")
     metrics = records.read(found[0]).metrics
     artefact = catalogue.find(metrics["artefact"])
     preset = None if artefact is None else artefact.presets.get(metrics["preset"])
     if preset is None:
         raise ExperimentError(
-            f"{found[0] / METRICS} is of {metrics['artefact']}, preset {metrics['preset']}, which this version "
+            f"{found[0] / METRICS_FILE} is of {metrics['artefact']}, preset {metrics['preset']}, which this version "
             "does not know. Use the version that trained it."
         )
     try:
         config = _config(preset.config, metrics["config"])
     except (KeyError, TypeError) as error:
         raise ExperimentError(
-            f"{found[0] / METRICS} holds no configuration that this version can read ({error}). "
+            f"{found[0] / METRICS_FILE} holds no configuration that this version can read ({error}). "
             "Use the version that trained it."
         ) from error
-    return TrainedCell(found[0], metrics, config)
+    return TrainedRun(found[0], metrics, config)
 
 
 def _config(example: Any, values: Mapping[str, Any]) -> Any:

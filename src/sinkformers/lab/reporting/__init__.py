@@ -1,1 +1,1 @@
-"""Finished cells as tables, figures, sentences, and one page."""
+"""Finished runs as tables, figures, sentences, and one page."""

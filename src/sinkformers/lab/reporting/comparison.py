@@ -1,4 +1,4 @@
-"""Arms that differ in n_iters and in nothing else: what may be set side by side."""
+"""Arms that differ only in n_iters, which can be compared."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class Comparison:
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
-    """All runs, sorted into comparisons; settings in ascending order, n_iters too, what goes on with another's
-    model at the end."""
+    """Group all runs into comparisons, sorted by settings and n_iters; runs from trained models come last."""
     found: dict[str, Comparison] = {}
     for record in sorted(records, key=lambda record: (order(record), record.metrics["seed"])):
         settings = record.metrics["settings"]
@@ -35,39 +34,34 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
 
 
 def others(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without n_iters."""
+    """Return the settings without n_iters."""
     return {name: value for name, value in settings.items() if name != "n_iters"}
 
 
 def key(settings: Mapping[str, Any]) -> str:
-    """Equal for arms that may be compared."""
+    """Return a key that is equal for arms that can be compared."""
     return json.dumps(others(settings), sort_keys=True)
 
 
 def order(record: Record) -> tuple[bool, list[Any], int]:
-    """Sorts arms by settings: numbers as numbers and before words, n_iters last, an arm with a further setting after
-    its like. Arms that go on with another's model come after all that do not."""
+    """Return a sort key for arms: by settings, with numbers before strings, then by n_iters. An arm with one more
+    setting comes after the arm without it. Arms that start from a trained model come last."""
     settings = record.metrics["settings"]
-    return record.goes_on, [rank(value) for value in others(settings).values()], settings["n_iters"]
+    return record.is_continued, [rank(value) for value in others(settings).values()], settings["n_iters"]
 
 
 def rank(value: Any) -> tuple[bool, float, str]:
-    """Sorts the values of one setting."""
+    """Return a sort key for the values of one setting."""
     if isinstance(value, int | float):
         return False, value, ""
     return True, 0, value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def describe(settings: Mapping[str, Any]) -> str:
-    """`{"patch": 7, "rate": 0.001}` in words: patch 7, rate 0.001."""
+    """Return settings as text: `{"patch": 7, "rate": 0.001}` becomes `patch 7, rate 0.001`."""
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def side(n_iters: int) -> str:
-    """What one side of a comparison is called."""
+    """Return the label of one side of a comparison."""
     return "SoftMax" if n_iters == 1 else f"Sinkhorn, n_iters = {n_iters}"
-
-
-def spoken(metric: str) -> str:
-    """A metric as people write it."""
-    return {"bleu": "BLEU", "bleu_tokenised": "tokenised BLEU"}.get(metric, metric)

@@ -1,4 +1,4 @@
-"""Figures by epoch: learning curves, what the columns receive, marginal errors.
+"""Figures by epoch: learning curves, column sums, marginal errors.
 
 Every run is drawn. A bold line is the median over runs; it has a gap where a run diverged. Where no run holds what a
 figure shows, it raises `ExperimentError`.
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.artefacts.artefact import ExperimentError, Record
-from sinkformers.lab.reporting.comparison import comparisons, side, spoken
+from sinkformers.lab.reporting.comparison import comparisons, side
+from sinkformers.lab.reporting.metrics import METRICS
 from sinkformers.lab.reporting.panels import (
     INK,
     SINKHORN,
@@ -34,20 +35,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Read = Callable[[Mapping[str, Any]], float | None]  # one number of an epoch, None where it has none
-NAMES = ("loss", "accuracy", "bleu", "bleu_tokenised")
-QUANTITIES = tuple((split, name) for name in NAMES for split in ("train", "test"))
+Read = Callable[[Mapping[str, Any]], float | None]  # one number of an epoch, None if it was not measured
 
 
 def learning(records: Sequence[Record]) -> Figure:
-    """Loss and accuracy in training and in test: one row of panels a comparison, one colour a count.
+    """Draw all metrics in training and in test: one row of panels per comparison, one colour per n_iters.
 
-    The axes hold what was learned: a model that is only drawn may begin outside them, and runs that go on with
-    another's model, and have less left to learn, have a scale of their own.
+    The axes are fitted to trained models: a randomly initialised model may lie outside. Runs that start from a trained
+    model, and have less left to learn, have axes of their own.
     """
-    shown = [each for each in QUANTITIES if _measured(records, _reader(*each))]
+    curves = [(split, metric) for metric in METRICS.values() if metric.has_curve for split in ("train", "test")]
+    shown = [(split, metric) for split, metric in curves if _measured(records, _reader(split, metric.name))]
     if not shown:
-        raise ExperimentError("no run holds a loss or an accuracy by epoch.")
+        raise ExperimentError("no run holds a metric by epoch.")
     compared = comparisons(records)
     counts = [n_iters for comparison in compared for n_iters in comparison.sides]
     colour = colours(counts)
@@ -55,14 +55,15 @@ def learning(records: Sequence[Record]) -> Figure:
     scales: dict[tuple[str, bool], list[tuple[Axes, list[float]]]] = {}
     for row, comparison in zip(rows, compared, strict=True):
         together = [run for runs in comparison.sides.values() for run in runs]
-        for axes, (split, name) in zip(row, shown, strict=True):
+        for axes, (split, metric) in zip(row, shown, strict=True):
+            read = _reader(split, metric.name)
             for n_iters, runs in comparison.sides.items():
-                _draw_runs(axes, runs, _reader(split, name), colour[n_iters])
-            title(axes, f"{split} {spoken(name)}", comparison.label)
+                _draw_runs(axes, runs, read, colour[n_iters])
+            title(axes, f"{split} {metric.label}", comparison.label)
             count_epochs(axes)
-            in_units(axes.yaxis, name)
-            panel = axes, _learned(together, _reader(split, name))
-            scales.setdefault((name, any(run.goes_on for run in together)), []).append(panel)
+            in_units(axes.yaxis, metric)
+            panel = axes, _learned(together, read)
+            scales.setdefault((metric.name, any(run.is_continued for run in together)), []).append(panel)
     for axes in rows[-1]:
         axes.set_xlabel("epoch", fontsize=10, color=INK)
     for panels in scales.values():
@@ -72,16 +73,16 @@ def learning(records: Sequence[Record]) -> Figure:
 
 
 def column_sums(records: Sequence[Record]) -> Figure:
-    """What columns receive, from before training on: one panel an arm, bands between quantiles of all columns.
+    """Draw column sums from before training on: one panel per arm, bands between quantiles of all columns.
 
-    A quantile is its median over runs; the thin lines are the medians of the single runs.
+    Quantiles are medians over runs; the thin lines are the medians of single runs.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     if not _measured(records, _quantile(4)):
         raise ExperimentError("no run holds quantiles of its column sums.")
-    figure, panels = _panel_an_arm(records)
+    figure, panels = _panel_per_arm(records)
     figure.supylabel("column sums", fontsize=10, color=INK)
     for axes, runs in panels:
         for low, high, shade in ((0, 4, 0.16), (1, 3, 0.34)):
@@ -102,7 +103,7 @@ def column_sums(records: Sequence[Record]) -> Figure:
 
 
 def marginal_errors(records: Sequence[Record]) -> Figure:
-    """The larger of row and column error, on a logarithmic axis: one panel an arm, one line a layer."""
+    """Draw the larger of row and column error on a logarithmic axis: one panel per arm, one line per layer."""
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
 
@@ -111,12 +112,12 @@ def marginal_errors(records: Sequence[Record]) -> Figure:
     if not layers:
         raise ExperimentError("no run holds the marginal errors of its layers.")
     shades = [colormaps["viridis"](0.85 * place / max(1, len(layers) - 1)) for place in range(len(layers))]
-    figure, panels = _panel_an_arm(records)
+    figure, panels = _panel_per_arm(records)
     figure.supylabel("marginal error", fontsize=10, color=INK)
     for axes, runs in panels:
         for name, shade in zip(layers, shades, strict=True):
             _draw_runs(axes, runs, _error(name), shade)
-        axes.set_yscale("symlog", linthresh=1e-8)  # a single token has no error at all, which a logarithm cannot show
+        axes.set_yscale("symlog", linthresh=1e-8)  # the error of a single token is exactly 0
     share([axes for axes, _ in panels])
     handles = [
         Line2D([], [], color=shade, linewidth=2.2, label=plain(name))
@@ -126,7 +127,7 @@ def marginal_errors(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _panel_an_arm(records: Sequence[Record]) -> tuple[Figure, list[tuple[Axes, list[Record]]]]:
+def _panel_per_arm(records: Sequence[Record]) -> tuple[Figure, list[tuple[Axes, list[Record]]]]:
     compared = comparisons(records)
     arms = [(each, n_iters) for each in compared for n_iters in each.sides]
     figure, panels = wrapped(len(arms), max(len(each.sides) for each in compared))
@@ -138,7 +139,7 @@ def _panel_an_arm(records: Sequence[Record]) -> tuple[Figure, list[tuple[Axes, l
 
 
 def _draw_runs(axes: Axes, runs: Sequence[Record], read: Read, colour: Any) -> None:
-    """One thin line a run, a bold one through the medians; an epoch alone is a dot."""
+    """Draw a thin line per run and a bold line through the medians; a single epoch is a dot."""
     for run in runs:
         axes.plot(*_points(run, read), color=colour, linewidth=0.7, alpha=0.5)
     epochs, medians = _median(runs, read)
@@ -150,21 +151,21 @@ def _median(runs: Sequence[Record], read: Read) -> tuple[list[int], list[float]]
     for run in runs:
         for epoch, each in zip(*_points(run, read), strict=True):
             by_epoch.setdefault(epoch, []).append(each)
-    # One NaN makes the median NaN, and a gap in its line: to leave the run out would flatter the others.
+    # One NaN makes the median NaN, a gap in the line: leaving the run out would flatter the others.
     epochs = sorted(by_epoch)
     return epochs, [math.nan if any(map(math.isnan, by_epoch[e])) else statistics.median(by_epoch[e]) for e in epochs]
 
 
 def _points(run: Record, read: Read) -> tuple[list[int], list[float]]:
-    """The epochs that were measured, and what was."""
+    """Return the measured epochs and their values."""
     points = [(epoch.get("epoch", place), read(epoch)) for place, epoch in enumerate(run.metrics["epochs"])]
     return [epoch for epoch, each in points if each is not None], [each for _, each in points if each is not None]
 
 
 def _learned(runs: Iterable[Record], read: Read) -> list[float]:
-    """Numbers of trained models: from epoch 1 on, and of epoch 0 where a run goes on with another's model."""
+    """Return values of trained models: from epoch 1 on, and epoch 0 of runs that start from a trained model."""
     points = [(run, epoch, each) for run in runs for epoch, each in zip(*_points(run, read), strict=True)]
-    return [each for run, epoch, each in points if (epoch or run.goes_on) and math.isfinite(each)]
+    return [each for run, epoch, each in points if (epoch or run.is_continued) and math.isfinite(each)]
 
 
 def _measured(records: Iterable[Record], read: Read) -> bool:

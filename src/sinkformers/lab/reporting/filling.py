@@ -33,7 +33,7 @@ def filled(page: str, summaries: Sequence[Summary]) -> str:
         if part not in PARTS:
             raise ExperimentError(f"a page asks for the part {part!r} of {artefact}; choose one of {', '.join(PARTS)}.")
         if (artefact, preset) not in found:
-            raise ExperimentError(f"a page asks for {artefact}, {preset}, and no cell of it is there; name its folder.")
+            raise ExperimentError(f"a page asks for {artefact}, {preset}, and no run of it is there; name its folder.")
         return f"{begin}\n{PARTS[part](found[artefact, preset])}\n{end}"
 
     if not PLACE.search(page):

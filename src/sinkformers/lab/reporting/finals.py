@@ -1,4 +1,4 @@
-"""Figures of what training ends with: final values against a setting, and arm by arm. Every run is a dot."""
+"""Figures of final values: against a setting, and per arm. Every run is a dot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.artefacts.artefact import ExperimentError, Record
-from sinkformers.lab.reporting.comparison import comparisons, describe, others, rank, side, spoken
+from sinkformers.lab.reporting.comparison import comparisons, describe, others, rank, side
+from sinkformers.lab.reporting.metrics import metric_named
 from sinkformers.lab.reporting.panels import (
     INK,
     RULE,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figure:
-    """Final values against one setting: a panel for each choice of the other settings, and a line a count of n_iters
-    through the medians. Against n_iters itself, one line. `label` names the axis."""
+    """Draw final values against one setting: a panel per choice of the other settings, a line per n_iters through the
+    medians. Against n_iters itself there is one line. `label` names the axis."""
     lines: dict[str, dict[int, dict[Any, list[float]]]] = {}
     for comparison in comparisons(record for record in records if setting in record.metrics["settings"]):
         rest = describe({name: each for name, each in comparison.settings.items() if name != setting})
@@ -40,10 +41,10 @@ def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figu
             lines.setdefault(rest, {}).setdefault(count, {})[place] = [value(run) for run in runs]
     if not lines:
         raise ExperimentError(f"no run has the setting {setting}.")
-    metric = records[0].metrics["metric"]
+    metric = metric_named(records[0].metrics["metric"])
     counts = [count for panel in lines.values() for count in panel]
     colour = {0: SINKHORN[0]} if setting == "n_iters" else colours(counts)
-    # Equally spaced: sizes and rates often double, and would crowd on one side of a scale of their own.
+    # Equally spaced: sizes and rates often double, and would crowd on one side of a linear scale.
     places = sorted({place for panel in lines.values() for line in panel.values() for place in line}, key=rank)
     figure, panels = wrapped(len(lines), 1, height=3.2)
     for axes, (rest, panel) in zip(panels, lines.items(), strict=True):
@@ -51,7 +52,7 @@ def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figu
             _draw_line(axes, {places.index(place): finals for place, finals in line.items()}, colour[count])
         axes.set_xticks(range(len(places)), [plain(str(place)) for place in places])
         axes.set_xlabel(plain(label or setting), fontsize=10, color=INK)
-        title(axes, f"test {spoken(metric)}", rest)
+        title(axes, f"test {metric.label}", rest)
         in_units(axes.yaxis, metric)
     share(panels)
     if setting != "n_iters":
@@ -60,7 +61,7 @@ def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figu
 
 
 def final_values(records: Sequence[Record]) -> Figure:
-    """One line an arm: a dot is a run, the bar their median."""
+    """Draw one line per arm: a dot is a run, the bar is the median."""
     arms = {
         (comparison.label, n_iters): [value(run) for run in runs]
         for comparison in comparisons(records)
@@ -75,15 +76,16 @@ def final_values(records: Sequence[Record]) -> Figure:
     labels = [" · ".join(filter(None, (side(n_iters), label))) for label, n_iters in arms]
     axes.set_yticks(range(len(arms)), list(map(plain, labels)))
     axes.set_ylim(len(arms) - 0.4, -0.6)
-    axes.set_xlabel(plain(f"test {spoken(records[0].metrics['metric'])}"), fontsize=10, color=INK)
-    in_units(axes.xaxis, records[0].metrics["metric"])
+    metric = metric_named(records[0].metrics["metric"])
+    axes.set_xlabel(plain(f"test {metric.label}"), fontsize=10, color=INK)
+    in_units(axes.xaxis, metric)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     return figure
 
 
 def swept(records: Iterable[Record]) -> str | None:
-    """The setting worth drawing against: of three values or more, all of them numbers, the one that has most."""
+    """Return the setting to draw against: the one with most values, if it has three or more and all are numbers."""
     values: dict[str, set[float]] = {}
     for record in records:
         settings = record.metrics["settings"]

@@ -85,9 +85,9 @@ def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
     records = list(summary.records)
     setting = finals.swept(records)
     if setting is not None:
-        caption = f"Final test {summary.spoken_metric} against {setting}. Dots are runs, lines go through medians."
+        caption = f"Final test {summary.metric.label} against {setting}. Dots are runs, lines go through medians."
         yield picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
-    caption = f"Final test {summary.spoken_metric} of every run; the bar is the median."
+    caption = f"Final test {summary.metric.label} of every run; the bar is the median."
     yield picture("runs", caption, stem, lambda path: save(finals.final_values(records), path))
     for name, caption, figure in BY_EPOCH:
         try:

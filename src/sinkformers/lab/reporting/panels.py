@@ -1,4 +1,4 @@
-"""How the figures of a report look: colours, axes, grids of panels, and files that are equal when their runs are."""
+"""Common look of all figures: colours, axes, grids of panels. Equal runs give equal files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinkformers.lab.reporting.comparison import side
+from sinkformers.lab.reporting.metrics import Metric
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# Orange against violet holds for every kind of colour blindness, and they differ in lightness where there is no colour.
+# Orange and violet can be told apart with every kind of colour blindness, and in greyscale by their lightness.
 INK, FAINT, RULE = "#1f2433", "#8a90a6", "#e4e6ee"
 SOFTMAX, TARGET = "#d9622b", "#d9622b"
 SINKHORN = ("#4a44a8", "#8f87d8", "#14103f")  # of one count; lightest and darkest of several
@@ -23,7 +24,7 @@ MOST_COLUMNS = 4
 
 
 def colours(n_iters: Iterable[int]) -> dict[int, str]:
-    """SoftMax is orange, Sinkhorn violet, and darker the more often it normalises."""
+    """Return a colour per n_iters: orange for SoftMax, violet for Sinkhorn, darker for larger n_iters."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     counts = sorted({count for count in n_iters if count != 1})
@@ -33,7 +34,7 @@ def colours(n_iters: Iterable[int]) -> dict[int, str]:
 
 
 def grid(n_rows: int, n_columns: int, *, height: float = 2.5) -> tuple[Figure, list[list[Axes]]]:
-    """Panels on an opaque white ground, which reads the same on a light and on a dark page."""
+    """Return a figure with a grid of panels. The background is opaque white, for light and dark pages alike."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -50,7 +51,7 @@ def grid(n_rows: int, n_columns: int, *, height: float = 2.5) -> tuple[Figure, l
 
 
 def wrapped(count: int, together: int, *, height: float = 2.5) -> tuple[Figure, list[Axes]]:
-    """`count` panels in rows of at most four; `together` of them share a row where four allow it."""
+    """Return `count` panels in rows of at most four. Groups of `together` panels stay in one row where possible."""
     columns = MOST_COLUMNS if together > MOST_COLUMNS else MOST_COLUMNS // together * together
     columns = min(columns, count)
     figure, rows = grid(-(-count // columns), columns, height=height)
@@ -61,7 +62,7 @@ def wrapped(count: int, together: int, *, height: float = 2.5) -> tuple[Figure, 
 
 
 def share(panels: Sequence[Axes], values: Sequence[float] = ()) -> None:
-    """One scale of y for all of `panels`: that of `values`, or of all that is drawn."""
+    """Give all `panels` the same y axis, fitted to `values`, or to all drawn data."""
     for axes in panels[1:]:
         axes.sharey(panels[0])
     panels[0].autoscale(axis="y")
@@ -71,27 +72,27 @@ def share(panels: Sequence[Axes], values: Sequence[float] = ()) -> None:
 
 
 def count_epochs(axes: Axes) -> None:
-    """There is no epoch 2.5."""
+    """Place ticks at whole epochs only."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
 
 
-def in_units(axis: Axis, metric: str) -> None:
-    """Accuracy in per cent; what has no unit is left as it is."""
+def in_units(axis: Axis, metric: Metric) -> None:
+    """Label the ticks in the unit of the metric."""
     from matplotlib.ticker import PercentFormatter
 
-    if metric == "accuracy":
+    if metric.unit == "%":
         axis.set_major_formatter(PercentFormatter(1))
 
 
 def title(axes: Axes, *parts: str) -> None:
-    """Parts that are empty are left out."""
+    """Set the title of a panel, one line per part; empty parts are skipped."""
     axes.set_title(plain("\n".join(filter(None, parts))), fontsize=10, color=INK, loc="left")
 
 
 def legend(figure: Figure, n_iters: Iterable[int]) -> None:
-    """The sides of a comparison, below all panels."""
+    """Add a legend of the sides of a comparison below all panels."""
     from matplotlib.lines import Line2D
 
     colour = colours(n_iters)
@@ -100,14 +101,14 @@ def legend(figure: Figure, n_iters: Iterable[int]) -> None:
 
 
 def below(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A legend below all panels, in as many columns as its labels leave room for."""
+    """Add a legend below all panels, in as many columns as fit."""
     longest = max(len(str(handle.get_label())) for handle in handles)
     ncols = max(1, min(len(handles), int(12 * figure.get_figwidth() / (longest + 7))))
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False, fontsize=10, labelcolor=INK)
 
 
 def plain(text: str) -> str:
-    """A dollar sign is a dollar sign, and no formula."""
+    """Escape dollar signs, which would start a formula."""
     return text.replace("$", r"\$")
 
 

@@ -1,7 +1,7 @@
-"""Cells read back from their folders: what is finished, and the names of those that are not.
+"""Runs read back from their folders: what is finished, and the names of those that are not.
 
-A cell is a folder `<artefact>/<preset>/<arm>/seed-<k>`; it is finished when it holds `metrics.json`. `find` takes any
-folder at or above cells: an output folder, an artefact, a preset, an arm, or a single cell.
+A run is a folder `<artefact>/<preset>/<arm>/seed-<k>`; it is finished when it holds `metrics.json`. `find` takes any
+folder at or above runs: an output folder, an artefact, a preset, an arm, or a single run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkformers.lab.artefacts.artefact import LOG, METRICS, RUN, ExperimentError, Record
+from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, RUN_FILE, ExperimentError, Record
 from sinkformers.lab.reporting import record_shape
 from sinkformers.lab.reporting.comparison import order
 
-CELL = re.compile(r"seed-(\d+)")
+RUN_FOLDER = re.compile(r"seed-(\d+)")
 
 
 @dataclass(frozen=True, order=True)
 class Unfinished:
-    """A cell without `metrics.json`: so many `epochs` are done, says its log."""
+    """A run without `metrics.json`: so many `epochs` are done, says its log."""
 
     artefact: str
     preset: str
@@ -32,32 +32,32 @@ class Unfinished:
     epochs: int = 0
 
     @property
-    def cell(self) -> tuple[str, str, str, int]:
+    def key(self) -> tuple[str, str, str, int]:
         return self.artefact, self.preset, self.arm, self.seed
 
 
 @dataclass(frozen=True)
 class Found:
-    """All cells below some folders; the records are sorted by artefact, preset, settings and seed."""
+    """All runs below some folders; the records are sorted by artefact, preset, settings and seed."""
 
     records: tuple[Record, ...]
     unfinished: tuple[Unfinished, ...]
 
 
 def find(folders: Iterable[Path]) -> Found:
-    """Read every cell at or below `folders`. The same cell twice is one, unless its metrics differ."""
+    """Read every run at or below `folders`. The same run twice is one, unless its metrics differ."""
     finished: dict[tuple[str, str, str, int], tuple[Path, Record]] = {}
     unfinished: dict[tuple[str, str, str, int], Unfinished] = {}
-    for folder in _cells(folders):
-        if not (folder / METRICS).exists():
+    for folder in _run_folders(folders):
+        if not (folder / METRICS_FILE).exists():
             begun = _unfinished(folder)
-            unfinished[begun.cell] = max(begun, unfinished.get(begun.cell, begun))
+            unfinished[begun.key] = max(begun, unfinished.get(begun.key, begun))
             continue
         record = read(folder)
-        first, known = finished.setdefault(cell(record), (folder, record))
+        first, known = finished.setdefault(run_key(record), (folder, record))
         if json.dumps(known.metrics, sort_keys=True) != json.dumps(record.metrics, sort_keys=True):
             raise ExperimentError(
-                f"{first / METRICS} and {folder / METRICS} are the same cell with different results; "
+                f"{first / METRICS_FILE} and {folder / METRICS_FILE} are the same run with different results; "
                 "report on one of them at a time."
             )
     records = sorted((record for _, record in finished.values()), key=_order)
@@ -65,17 +65,17 @@ def find(folders: Iterable[Path]) -> Found:
 
 
 def read(folder: Path) -> Record:
-    """A finished cell. `run.json` may be missing: then nothing is known of its machine and its time."""
-    metrics = _json(folder / METRICS, record_shape.METRICS)
+    """A finished run. `run.json` may be missing: then nothing is known of its machine and its time."""
+    metrics = _json(folder / METRICS_FILE, record_shape.METRICS)
     test = metrics["epochs"][-1].get("test") or {}
     if metrics["metric"] not in test:
-        raise ExperimentError(_no_record(folder / METRICS, f"its last epoch holds no test {metrics['metric']}"))
-    run = _json(folder / RUN, record_shape.RUN) if (folder / RUN).exists() else {}
+        raise ExperimentError(_no_record(folder / METRICS_FILE, f"its last epoch holds no test {metrics['metric']}"))
+    run = _json(folder / RUN_FILE, record_shape.RUN) if (folder / RUN_FILE).exists() else {}
     return Record(metrics, run)
 
 
-def cell(record: Record) -> tuple[str, str, str, int]:
-    """What makes two records the same cell."""
+def run_key(record: Record) -> tuple[str, str, str, int]:
+    """What makes two records the same run."""
     metrics = record.metrics
     return metrics["artefact"], metrics["preset"], metrics["arm"], metrics["seed"]
 
@@ -109,24 +109,24 @@ def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _order(record: Record) -> tuple[Any, ...]:
-    artefact, preset, arm, seed = cell(record)
+    artefact, preset, arm, seed = run_key(record)
     return artefact, preset, order(record), arm, seed
 
 
-def _cells(folders: Iterable[Path]) -> list[Path]:
+def _run_folders(folders: Iterable[Path]) -> list[Path]:
     found = []
     for folder in folders:
         if not folder.is_dir():
             reason = "is not a folder" if folder.exists() else "does not exist"
-            raise ExperimentError(f"{folder} {reason}; name a folder that holds cells.")
+            raise ExperimentError(f"{folder} {reason}; name a folder that holds runs.")
         below = (path for path in folder.rglob("seed-*") if path.is_dir())
-        found += sorted(path for path in [folder.resolve(), *below] if CELL.fullmatch(path.name))
+        found += sorted(path for path in [folder.resolve(), *below] if RUN_FOLDER.fullmatch(path.name))
     return found
 
 
 def _unfinished(folder: Path) -> Unfinished:
     artefact, preset, arm, seed = ("", "", "", *folder.resolve().parts)[-4:]
-    log = folder / LOG
+    log = folder / LOG_FILE
     # A line that is being written has no end yet, and the first is of before training.
     epochs = max(0, log.read_bytes().count(b"\n") - 1) if log.exists() else 0
     return Unfinished(artefact, preset, arm, int(seed.removeprefix("seed-")), epochs)

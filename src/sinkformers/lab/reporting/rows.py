@@ -1,4 +1,4 @@
-"""What the runs of one arm come to."""
+"""One row of the results: the final values of all runs of one arm, and their statistics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sinkformers.lab.artefacts.artefact import Record
+from sinkformers.lab.reporting.metrics import Metric
 from sinkformers.lab.reporting.records import number, value
 
-LOWER_IS_BETTER = {"loss", "perplexity", "error"}
-PLACE = ("machine", "device", "precision", "processes", "threads")  # what must agree before times are compared
+# Times are compared only between runs that agree in all of these.
+ENVIRONMENT = ("machine", "device", "precision", "processes", "threads")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer after training: medians over runs of what its columns receive, the worst run of its marginals."""
+    """A layer after training: column statistics are medians over runs, marginal errors are those of the worst run."""
 
     name: str
     gap: float | None
@@ -32,7 +33,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Columns:
-    """How far column sums are from even before training, after the first epoch and at the end: medians over runs."""
+    """Distance of column sums from 1 before training, after the first epoch and at the end: medians over runs."""
 
     gap: tuple[float | None, ...]
     within: tuple[float | None, ...]
@@ -40,7 +41,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Row:
-    """An arm: the final value of each of its runs by seed, and what they come to. A run that diverged is the worst."""
+    """An arm: the final value of each of its runs by seed, and their statistics. A run that diverged is the worst."""
 
     arm: str
     settings: Mapping[str, Any]
@@ -49,8 +50,8 @@ class Row:
     mean: float
     best: float
     worst: float
-    start: float | None  # median before training, of runs that go on with a trained model
-    seconds: float | None  # an epoch
+    start: float | None  # median before training, of runs that start from a trained model
+    seconds: float | None  # per epoch
     columns: Columns
     layers: tuple[Layer, ...]
     overhead: float | None = None  # seconds as a multiple of the SoftMax arm's
@@ -63,66 +64,62 @@ class Row:
 
     @property
     def gap(self) -> float | None:
-        """At the end."""
+        """The column gap at the end of training."""
         return self.columns.gap[-1]
 
     @property
     def error(self) -> float | None:
-        """The worst marginal error of a layer."""
+        """The largest marginal error of all layers."""
         return max((layer.error for layer in self.layers if layer.error is not None), default=None)
 
 
-def row(arm: str, runs: Sequence[Record], metric: str) -> Row:
-    """All runs of an arm, none left out."""
-    lower = metric in LOWER_IS_BETTER
-    values = ranked(metric, map(value, runs))
+def row(arm: str, runs: Sequence[Record], metric: Metric) -> Row:
+    """Summarise all runs of an arm; none is left out."""
+    values = metric.ranked(map(value, runs))
     return Row(
         arm=arm,
         settings=runs[0].metrics["settings"],
         values={run.metrics["seed"]: final for run, final in zip(runs, values, strict=True)},
         median=statistics.median(values),
         mean=statistics.fmean(values),
-        best=min(values) if lower else max(values),
-        worst=max(values) if lower else min(values),
-        start=_over(statistics.median, [_at_the_start(run) for run in runs], metric),
+        best=metric.best(values),
+        worst=metric.worst(values),
+        start=_over(statistics.median, [_at_the_start(run) for run in runs], metric.name),
         seconds=seconds_per_epoch(runs),
         columns=_columns(runs),
         layers=_layers(runs),
     )
 
 
-def ranked(metric: str, finals: Iterable[float]) -> list[float]:
-    """Final values of runs, such that one that diverged is worse than any that did not."""
-    diverged = math.inf if metric in LOWER_IS_BETTER else -math.inf
-    return [final if math.isfinite(final) else diverged for final in finals]
-
-
 def _at_the_start(run: Record) -> Mapping[str, Any]:
-    """What a run that goes on with another's model measured before it trained; a model that is only drawn measures
-    nothing of interest."""
-    return run.metrics["epochs"][0].get("test") or {} if run.goes_on else {}
+    """Return what a run that starts from a trained model measured before training. For a randomly initialised model
+    these values are of no interest, and nothing is returned."""
+    return run.metrics["epochs"][0].get("test") or {} if run.is_continued else {}
 
 
 def seconds_per_epoch(runs: Iterable[Record]) -> float | None:
-    """The median over all epochs of all runs."""
+    """Return the median over all epochs of all runs."""
     seconds = [each for run in runs for each in run.run.get("seconds_per_epoch") or []]
     return statistics.median(seconds) if seconds else None
 
 
 def overhead(softmax: Sequence[Record], sinkformer: Sequence[Record]) -> float | None:
-    """An epoch of the Sinkformer as a multiple of one of SoftMax, both timed in one place; of several, the median."""
+    """Return the time per epoch of the Sinkformer divided by that of SoftMax, timed in the same environment.
+
+    If both were timed in several environments, the median of the ratios is returned.
+    """
     ratios = []
-    for place in {_place(run) for run in softmax} & {_place(run) for run in sinkformer}:
+    for place in {_environment(run) for run in softmax} & {_environment(run) for run in sinkformer}:
         ours, theirs = (
-            seconds_per_epoch(run for run in runs if _place(run) == place) for runs in (sinkformer, softmax)
+            seconds_per_epoch(run for run in runs if _environment(run) == place) for runs in (sinkformer, softmax)
         )
         if ours and theirs:
             ratios.append(ours / theirs)
     return statistics.median(ratios) if ratios else None
 
 
-def _place(run: Record) -> str:
-    return repr([run.run.get(name) for name in PLACE])
+def _environment(run: Record) -> str:
+    return repr([run.run.get(name) for name in ENVIRONMENT])
 
 
 def _columns(runs: Sequence[Record]) -> Columns:
@@ -152,7 +149,7 @@ def _layers(runs: Iterable[Record]) -> tuple[Layer, ...]:
 
 
 def _over(fold: Callable[[list[float]], float], measured: Iterable[Mapping[str, Any]], name: str) -> float | None:
-    """`fold` of what is there under `name`; one NaN makes NaN, wherever it stands."""
+    """Apply `fold` to the values called `name`. Missing values are skipped; one NaN makes the result NaN."""
     present = [each for each in (number(each, name) for each in measured) if each is not None]
     if not present:
         return None

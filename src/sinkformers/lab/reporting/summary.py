@@ -1,4 +1,4 @@
-"""What the cells of a preset come to: one row an arm, the paper's numbers beside them, and what is still missing."""
+"""Summary of the runs of a preset: one row per arm, the paper's numbers beside them, and what is still missing."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sinkformers.lab.artefacts.artefact import Artefact, ExperimentError, Preset, Record
-from sinkformers.lab.reporting.comparison import key, spoken
-from sinkformers.lab.reporting.records import Found, Unfinished, cell
-from sinkformers.lab.reporting.rows import LOWER_IS_BETTER, Row, overhead, row
+from sinkformers.lab.reporting.comparison import key
+from sinkformers.lab.reporting.metrics import Metric, metric_named
+from sinkformers.lab.reporting.records import Found, Unfinished, run_key
+from sinkformers.lab.reporting.rows import Row, overhead, row
 
-LABELS = {True: {"softmax", "transformer"}, False: {"sinkhorn", "sinkformer"}}  # of paper_numbers; True is n_iters = 1
+# Keys of `paper_numbers` that are no names of arms; True is n_iters = 1.
+LABELS = {True: {"softmax", "transformer"}, False: {"sinkhorn", "sinkformer"}}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One artefact at one scale. `not_begun` is known for artefacts of the catalogue only."""
+    """One preset of an artefact. `not_begun` is empty for artefacts that are not in the catalogue."""
 
     artefact: Artefact
     preset: str
-    metric: str
+    metric: Metric
     rows: tuple[Row, ...]
     records: tuple[Record, ...]
     unfinished: tuple[Unfinished, ...]
     not_begun: tuple[tuple[str, int], ...]  # arm and seed
-    paper: Mapping[str, Mapping[str, float]]  # the paper's numbers that stand beside no row
-
-    @property
-    def spoken_metric(self) -> str:
-        return spoken(self.metric)
+    paper: Mapping[str, Mapping[str, float]]  # the paper's numbers that belong to no row
 
     @property
     def scale(self) -> Preset | None:
@@ -40,7 +38,7 @@ class Summary:
 
     @property
     def pairs(self) -> list[tuple[Row, Row]]:
-        """A SoftMax arm, and a Sinkformer arm whose other settings are equal."""
+        """Pairs of a SoftMax arm and a Sinkformer arm whose other settings are equal."""
         softmax = {key(each.settings): each for each in self.rows if each.n_iters == 1}
         return [
             (softmax[key(each.settings)], each)
@@ -50,18 +48,21 @@ class Summary:
 
 
 def summarise(found: Found, find: Callable[[str], Artefact | None] = lambda name: None) -> list[Summary]:
-    """One summary for each artefact and preset that has cells; an artefact that `find` does not know has no title."""
-    names = {cell(record)[:2] for record in found.records} | {begun.cell[:2] for begun in found.unfinished}
-    return [_summary(found, find(name) or Artefact(name, name, ""), name, preset) for name, preset in sorted(names)]
+    """Return one summary per artefact and preset that has runs. An artefact that `find` does not know has no title."""
+    names = {run_key(record)[:2] for record in found.records} | {begun.key[:2] for begun in found.unfinished}
+    return [
+        _summary(found, find(name) or Artefact(name=name, title=name, paper=""), name, preset)
+        for name, preset in sorted(names)
+    ]
 
 
 def _summary(found: Found, artefact: Artefact, name: str, preset: str) -> Summary:
-    records = tuple(record for record in found.records if cell(record)[:2] == (name, preset))
-    unfinished = tuple(begun for begun in found.unfinished if begun.cell[:2] == (name, preset))
+    records = tuple(record for record in found.records if run_key(record)[:2] == (name, preset))
+    unfinished = tuple(begun for begun in found.unfinished if begun.key[:2] == (name, preset))
     arms: dict[str, list[Record]] = {}
     for record in records:
         arms.setdefault(record.metrics["arm"], []).append(record)
-    metric = _metric(records, f"{name}, {preset}", artefact.metric_of(preset))
+    metric = metric_named(_metric(records, f"{name}, {preset}", artefact.metric_of(preset)))
     summary = Summary(
         artefact,
         preset,
@@ -84,19 +85,17 @@ def _metric(records: Iterable[Record], where: str, expected: str) -> str:
     metrics = {record.metrics["metric"] for record in records} or {expected}
     if len(metrics) > 1:
         raise ExperimentError(
-            f"the cells of {where}, measure different things ({', '.join(sorted(metrics))}); report on them separately."
+            f"the runs of {where}, measure different things ({', '.join(sorted(metrics))}); report on them separately."
         )
     return metrics.pop()
 
 
-def _misses(floor: float | None, each: Row, metric: str) -> bool:
-    if floor is None or each.n_iters != 1:
-        return False
-    return each.median > floor if metric in LOWER_IS_BETTER else each.median < floor
+def _misses(floor: float | None, each: Row, metric: Metric) -> bool:
+    return floor is not None and each.n_iters == 1 and metric.is_better(floor, than=each.median)
 
 
 def _beside_the_paper(summary: Summary) -> Summary:
-    """A key of the paper's numbers is an arm's name, or a label that only one arm can mean."""
+    """Assign the paper's numbers to rows. Their key is the name of an arm, or a label that fits exactly one arm."""
     arms = {arm.name: arm.n_iters for arm in summary.scale.arms} if summary.scale else {}
     arms |= {each.arm: each.n_iters for each in summary.rows}
     beside, left = {}, {}
@@ -115,5 +114,5 @@ def _not_begun(
 ) -> tuple[tuple[str, int], ...]:
     if preset is None:
         return ()
-    begun = {cell(record)[2:] for record in records} | {each.cell[2:] for each in unfinished}
+    begun = {run_key(record)[2:] for record in records} | {each.key[2:] for each in unfinished}
     return tuple((arm.name, seed) for arm in preset.arms for seed in preset.seeds if (arm.name, seed) not in begun)

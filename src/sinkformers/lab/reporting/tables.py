@@ -1,4 +1,4 @@
-"""A summary as tables of strings, for the terminal, for Markdown, for CSV and for the page."""
+"""Tables of strings from a summary, for the terminal, for Markdown, for CSV and for the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.reporting.records import configs
 from sinkformers.lab.reporting.summary import Summary
-from sinkformers.lab.reporting.words import amount, paper_numbers
+from sinkformers.lab.reporting.words import paper_numbers
 
 if TYPE_CHECKING:
     import rich.table
@@ -29,24 +29,24 @@ class Table:
 
 
 def results(summary: Summary) -> Table:
-    """The metric over all runs: one row an arm, the paper's numbers beside it."""
-    metric = summary.metric
+    """Return statistics of the metric over all runs: one row per arm, with the paper's numbers."""
+    text = summary.metric.text
     return _filled(
         {
             "arm": [row.arm + (" (below the floor)" if row.below_floor else "") for row in summary.rows],
             "runs": [str(len(row.values)) for row in summary.rows],
-            "before training": [NOTHING if row.start is None else amount(metric, row.start) for row in summary.rows],
-            "median": [amount(metric, row.median) for row in summary.rows],
-            "mean": [amount(metric, row.mean) for row in summary.rows],
-            "best": [amount(metric, row.best) for row in summary.rows],
-            "worst": [amount(metric, row.worst) for row in summary.rows],
-            "the paper": [paper_numbers(metric, row.paper) or NOTHING for row in summary.rows],
+            "before training": [NOTHING if row.start is None else text(row.start) for row in summary.rows],
+            "median": [text(row.median) for row in summary.rows],
+            "mean": [text(row.mean) for row in summary.rows],
+            "best": [text(row.best) for row in summary.rows],
+            "worst": [text(row.worst) for row in summary.rows],
+            "the paper": [paper_numbers(summary.metric, row.paper) or NOTHING for row in summary.rows],
         }
     )
 
 
 def costs(summary: Summary) -> Table:
-    """Time and attention: one row an arm."""
+    """Return time per epoch and attention statistics: one row per arm."""
     return _filled(
         {
             "arm": [row.arm for row in summary.rows],
@@ -59,8 +59,8 @@ def costs(summary: Summary) -> Table:
 
 
 def columns(summary: Summary) -> Table:
-    """How column sums move: the share within 0.1 of even and the mean distance, before training, after the first epoch
-    and at the end."""
+    """Return how column sums change: share of columns within 0.1 of 1 and mean distance from 1, before training,
+    after the first epoch and at the end."""
     moments = ("epoch 0", "epoch 1", "end")
     return _filled(
         {"arm": [row.arm for row in summary.rows]}
@@ -76,10 +76,10 @@ def columns(summary: Summary) -> Table:
 
 
 def runs(summary: Summary) -> Table:
-    """The final value of every run, one row an arm and one column a seed; unfinished runs are named too."""
-    unfinished = {each.cell[2:] for each in summary.unfinished}
+    """Return the final value of every run: one row per arm, one column per seed. Unfinished runs are marked."""
+    unfinished = {each.key[2:] for each in summary.unfinished}
     seeds = sorted({seed for row in summary.rows for seed in row.values} | {seed for _, seed in unfinished})
-    finals = {(row.arm, seed): amount(summary.metric, row.values[seed]) for row in summary.rows for seed in row.values}
+    finals = {(row.arm, seed): summary.metric.text(row.values[seed]) for row in summary.rows for seed in row.values}
     arms = dict.fromkeys([*(row.arm for row in summary.rows), *(arm for arm, _ in sorted(unfinished))])
     rows = (
         (arm, *(finals.get((arm, seed), "unfinished" if (arm, seed) in unfinished else NOTHING) for seed in seeds))
@@ -89,7 +89,7 @@ def runs(summary: Summary) -> Table:
 
 
 def layers(summary: Summary) -> Table:
-    """One row a layer of an arm, after training."""
+    """Return attention statistics after training: one row per layer of an arm."""
     headings = ("layer", "arm", "column gap", "within 0.1", "row error", "column error")
     rows = (
         (
@@ -107,7 +107,7 @@ def layers(summary: Summary) -> Table:
 
 
 def scale(summary: Summary) -> Table:
-    """What the runs were run with, their settings apart: each value once, several where runs differ."""
+    """Return configuration, data and environment of the runs, not their settings; several values where runs differ."""
     seen: dict[str, dict[str, None]] = {}
     for record, config in zip(summary.records, configs(summary.records), strict=True):
         about = {name: record.run.get(name) for name in ABOUT}
@@ -120,7 +120,7 @@ def scale(summary: Summary) -> Table:
 
 
 def comma_separated(summary: Summary) -> str:
-    """Unrounded numbers: one row an arm, its settings, what its runs come to, and every run by seed."""
+    """Return the unrounded numbers as CSV: one row per arm with its settings, statistics and every run by seed."""
     settings = dict.fromkeys(name for row in summary.rows for name in row.settings)
     seeds = sorted({seed for row in summary.rows for seed in row.values})
     statistics = ("start", "median", "mean", "best", "worst", "seconds", "overhead", "gap", "error")
@@ -130,18 +130,20 @@ def comma_separated(summary: Summary) -> str:
     for row in summary.rows:
         numbers = [getattr(row, name) for name in statistics]
         finals = [row.values.get(seed) for seed in seeds]
-        writer.writerow([row.arm, *map(row.settings.get, settings), summary.metric, len(row.values), *numbers, *finals])
+        writer.writerow(
+            [row.arm, *map(row.settings.get, settings), summary.metric.name, len(row.values), *numbers, *finals]
+        )
     return text.getvalue()
 
 
 def markdown(table: Table) -> str:
-    """For a page of the documentation."""
+    """Return the table in Markdown."""
     lines = [table.headings, ("---",) * len(table.headings), *table.rows]
     return "".join(f"| {' | '.join(_one_line(each) for each in line)} |\n" for line in lines)
 
 
 def terminal(table: Table, title: str) -> rich.table.Table:
-    """For a terminal; what looks like markup in a name is printed as it is."""
+    """Return the table for a terminal. Names that look like markup are printed literally."""
     import rich.table
     from rich import box
     from rich.text import Text
@@ -156,7 +158,7 @@ def terminal(table: Table, title: str) -> rich.table.Table:
 
 
 def _filled(columns: Mapping[str, list[str]]) -> Table:
-    """A column without a number is left out."""
+    """Drop columns without any number."""
     kept = {name: cells for name, cells in columns.items() if any(each != NOTHING for each in cells)}
     return Table(tuple(kept), tuple(zip(*kept.values(), strict=True)))
 

@@ -1,44 +1,35 @@
-"""A summary in sentences: what was found, and what must be known before it is believed."""
+"""Sentences about a summary: what was found, and what a reader must know about it."""
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping
 
-from sinkformers.lab.reporting.comparison import side, spoken
+from sinkformers.lab.reporting.comparison import side
+from sinkformers.lab.reporting.metrics import Metric, metric_named
 from sinkformers.lab.reporting.records import configs, number
-from sinkformers.lab.reporting.rows import LOWER_IS_BETTER, Row, ranked
+from sinkformers.lab.reporting.rows import Row
 from sinkformers.lab.reporting.summary import Summary
 
 STATISTICS = {"median", "mean", "best", "worst"}
-MOST_NAMED = 4  # arms whose missing cells are listed
+MOST_NAMED = 4  # arms whose missing runs are listed
 MOMENTS = 3  # at which columns are compared
 
 
-def amount(metric: str, value: float, digits: int = 2) -> str:
-    """A value of a metric as it is printed: shares in per cent."""
-    if math.isinf(value) or math.isnan(value):
-        return "diverged"
-    if metric == "accuracy":
-        return f"{value:.{digits}%}"
-    return f"{value:.2f}" if metric.startswith("bleu") else f"{value:.4g}"
-
-
-def paper_numbers(metric: str, numbers: Mapping[str, float]) -> str:
-    """The paper's numbers for one arm: median 79.0%, best 80.0%."""
+def paper_numbers(metric: Metric, numbers: Mapping[str, float]) -> str:
+    """Return the paper's numbers for one arm as text, such as `median 79.0%, best 80.0%`."""
     return ", ".join(
-        f"{name} {amount(metric, value, digits=1) if name in STATISTICS else f'{value:.4g}'}"
+        f"{name} {metric.paper_text(value) if name in STATISTICS else f'{value:.4g}'}"
         for name, value in numbers.items()
     )
 
 
 def finding(summary: Summary) -> str:
-    """What our runs say about arms that differ in n_iters only."""
+    """Say what the runs show about arms that differ only in n_iters."""
     pairs = [(softmax, sinkformer) for softmax, sinkformer in summary.pairs if not softmax.below_floor]
     if not summary.rows:
-        return "No cell is finished yet."
+        return "No run is finished yet."
     if not pairs and summary.pairs:
         return "The arms are not comparable yet: no SoftMax arm reaches the floor."
     if not pairs:
@@ -47,10 +38,10 @@ def finding(summary: Summary) -> str:
         )
     if len(pairs) == 1:
         found = "; ".join(_with_spread(summary.metric, each) for each in pairs[0])
-        return f"Median test {summary.spoken_metric}: {found}."
+        return f"Median test {summary.metric.label}: {found}."
     better, worse, apart = _tally(summary.metric, pairs)
     said = (
-        f"Of {len(pairs)} comparisons with SoftMax the Sinkformer has the better median test {summary.spoken_metric} "
+        f"Of {len(pairs)} comparisons with SoftMax the Sinkformer has the better median test {summary.metric.label} "
         f"in {better}, the worse in {worse}, the same in {len(pairs) - better - worse}."
     )
     if any(len(row.values) == 1 for pair in pairs for row in pair):
@@ -59,7 +50,7 @@ def finding(summary: Summary) -> str:
 
 
 def notes(summary: Summary) -> list[str]:
-    """What a reader of the table must know, most important first."""
+    """Return what a reader of the table must know, most important first."""
     return [
         *_floor(summary),
         *_missing(summary),
@@ -71,7 +62,7 @@ def notes(summary: Summary) -> list[str]:
 
 
 def trend(summary: Summary) -> str:
-    """Where the column sums of SoftMax attention go while it trains; nothing where they were not watched."""
+    """Say how the column sums of SoftMax attention change during training; empty if they were not measured."""
     rows = [row.columns.gap for row in summary.rows if row.n_iters == 1]
     moves = [gap for gap in ([each for each in gap if each is not None] for gap in rows) if len(gap) == MOMENTS]
     if not moves:
@@ -83,19 +74,20 @@ def trend(summary: Summary) -> str:
     )
 
 
-def _with_spread(metric: str, row: Row) -> str:
-    low, high = (amount(metric, each) for each in sorted((row.best, row.worst)))
+def _with_spread(metric: Metric, row: Row) -> str:
+    low, high = (metric.text(each) for each in sorted((row.best, row.worst)))
     runs = f"{len(row.values)} runs, {low} to {high}" if len(row.values) > 1 else "1 run"
-    return f"{side(row.n_iters)} {amount(metric, row.median)} ({runs})"
+    return f"{side(row.n_iters)} {metric.text(row.median)} ({runs})"
 
 
-def _tally(metric: str, pairs: Iterable[tuple[Row, Row]]) -> tuple[int, int, int]:
-    sign = -1 if metric in LOWER_IS_BETTER else 1
+def _tally(metric: Metric, pairs: Iterable[tuple[Row, Row]]) -> tuple[int, int, int]:
+    """Count the pairs in which the Sinkformer is better, is worse, and in which the runs do not overlap."""
     better = worse = apart = 0
     for softmax, sinkformer in pairs:
-        better += sign * sinkformer.median > sign * softmax.median
-        worse += sign * sinkformer.median < sign * softmax.median
-        apart += sign * sinkformer.worst > sign * softmax.best or sign * softmax.worst > sign * sinkformer.best
+        better += metric.is_better(sinkformer.median, than=softmax.median)
+        worse += metric.is_better(softmax.median, than=sinkformer.median)
+        apart += metric.is_better(sinkformer.worst, than=softmax.best)
+        apart += metric.is_better(softmax.worst, than=sinkformer.best)
     return better, worse, apart
 
 
@@ -103,33 +95,33 @@ def _floor(summary: Summary) -> list[str]:
     missed = [row for row in summary.rows if row.below_floor]
     if not missed or summary.floor is None:
         return []
-    arms = ", ".join(f"{row.arm} (median {amount(summary.metric, row.median)})" for row in missed)
+    arms = ", ".join(f"{row.arm} (median {summary.metric.text(row.median)})" for row in missed)
     return [
-        f"Not comparable yet: SoftMax must reach a test {summary.spoken_metric} of "
-        f"{amount(summary.metric, summary.floor)} before arms are compared, and these do not: {arms}."
+        f"Not comparable yet: SoftMax must reach a test {summary.metric.label} of "
+        f"{summary.metric.text(summary.floor)} before arms are compared, and these do not: {arms}."
     ]
 
 
 def _missing(summary: Summary) -> list[str]:
     found = []
     if summary.unfinished:
-        cells = ", ".join(
+        runs = ", ".join(
             f"{each.arm} seed {each.seed} ({_count(each.epochs, 'epoch')} done)" for each in summary.unfinished
         )
-        found.append(f"Unfinished and not in the numbers: {cells}.")
+        found.append(f"Unfinished and not in the numbers: {runs}.")
     if summary.not_begun:
         seeds: dict[str, list[str]] = {}
         for arm, seed in summary.not_begun:
             seeds.setdefault(arm, []).append(str(seed))
         named = [f"{arm} seed {' '.join(each)}" for arm, each in seeds.items()]
         more = f", and {_count(len(named) - MOST_NAMED, 'more arm')}" if len(named) > MOST_NAMED else ""
-        cells = f"{', '.join(named[:MOST_NAMED])}{more}"
-        found.append(f"Not begun: {_count(len(summary.not_begun), 'cell')} of this preset ({cells}).")
+        runs = f"{', '.join(named[:MOST_NAMED])}{more}"
+        found.append(f"Not begun: {_count(len(summary.not_begun), 'run')} of this preset ({runs}).")
     return found
 
 
 def _drift(summary: Summary) -> list[str]:
-    """The cells of a preset share their config and their data; where they do not, arms differ in more than settings."""
+    """Report runs of a preset that do not share their config or their data: their arms differ in more than settings."""
     found = []
     data = [record.metrics.get("data") or {} for record in summary.records]
     for part, each_run in (("config", configs(summary.records)), ("data", data)):
@@ -138,13 +130,13 @@ def _drift(summary: Summary) -> list[str]:
             values.setdefault(name, set()).add(json.dumps(value, ensure_ascii=False))
         differing = [f"{name} ({', '.join(sorted(each))})" for name, each in values.items() if len(each) > 1]
         if differing:
-            found.append(f"The cells do not share their {part}: {'; '.join(differing)}.")
+            found.append(f"The runs do not share their {part}: {'; '.join(differing)}.")
     return found
 
 
 def _one_run(summary: Summary) -> list[str]:
     if summary.rows and max(len(row.values) for row in summary.rows) == 1:
-        return ["One run an arm: nothing here says how far runs spread."]
+        return ["One run per arm: the spread between runs is unknown."]
     return []
 
 
@@ -156,14 +148,16 @@ def _paper_only(summary: Summary) -> list[str]:
 
 
 def _signatures(summary: Summary) -> list[str]:
-    """How a score was counted, where the records say it; with the medians of scores that stand in no table."""
+    """Say how scores were counted, if the records hold it; with the medians of scores that are in no table."""
     data = [record.metrics.get("data") or {} for record in summary.records]
     found = {item: None for each in data for item in (each.get("signatures") or {}).items()}
     tested = " or ".join(dict.fromkeys(str(each["tested"]) for each in data if "tested" in each))
     said = []
     for name, signature in found:
-        beside = "" if name == summary.metric else f", medians {', '.join(_medians(summary, name))}"
-        said.append(f"How {spoken(name)} was counted{f' on {tested}' if tested else ''}: {signature}{beside}.")
+        beside = "" if name == summary.metric.name else f", medians {', '.join(_medians(summary, name))}"
+        said.append(
+            f"How {metric_named(name).label} was counted{f' on {tested}' if tested else ''}: {signature}{beside}."
+        )
     return said
 
 
@@ -173,7 +167,8 @@ def _medians(summary: Summary, name: str) -> list[str]:
         final = number(record.final["test"], name)
         if final is not None:
             finals.setdefault(record.metrics["arm"], []).append(final)
-    return [f"{amount(name, statistics.median(ranked(name, each)))} ({arm})" for arm, each in finals.items()]
+    metric = metric_named(name)
+    return [f"{metric.text(statistics.median(metric.ranked(each)))} ({arm})" for arm, each in finals.items()]
 
 
 def _count(n: int, noun: str) -> str:

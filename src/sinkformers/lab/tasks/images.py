@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sinkformers.lab.data import Images, ImageSet
 from sinkformers.lab.tasks.classification import entropy, hits, measured
+from sinkformers.lab.tasks.config import TaskConfig
 from sinkformers.lab.workbench.observation import observe
-from sinkformers.lab.workbench.task import Recipe
 from sinkformers.models import ViT
 
 if TYPE_CHECKING:
@@ -23,11 +23,8 @@ OBSERVED = 256  # test images whose attention is watched
 EVALUATED = 500  # test images at a time
 
 
-@dataclass(frozen=True)
-class VisionConfig:
-    """What all arms of a preset share; an arm's settings take the place of fields of the same name."""
-
-    recipe: Recipe
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(TaskConfig):
     image: int
     patch: int
     dim: int
@@ -37,14 +34,7 @@ class VisionConfig:
     mlp_dim: int
     readout: str
     crop: tuple[float, float] | None = None  # random crops of this share of the image, and flips, while training
-    n_iters: int = 1
     tie_qk: bool = False
-
-    def of(self, settings: Mapping[str, Any]) -> VisionConfig:
-        """The configuration of an arm."""
-        fields = {name: value for name, value in settings.items() if name != "rate"}
-        recipe = replace(self.recipe, rate=settings["rate"]) if "rate" in settings else self.recipe
-        return replace(self, recipe=recipe, **fields)
 
 
 class ImageTask:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from sinkformers.lab.artefacts.artefact import Arm, Preset
 from sinkformers.lab.data import Clouds, PointSet, data_folder, load_modelnet40, load_shapes
 from sinkformers.lab.tasks.augmentation import drop_points, scaled, shifted, standardised, subset_of, turned
 from sinkformers.lab.tasks.classification import entropy, hits, measured
+from sinkformers.lab.tasks.config import TaskConfig
 from sinkformers.lab.workbench.observation import observe
-from sinkformers.lab.workbench.task import Recipe
 from sinkformers.modules.neighbours import Neighbourhoods
 
 if TYPE_CHECKING:
@@ -27,17 +27,11 @@ EVALUATED = 64  # test shapes at a time
 CACHED = 256  # shapes at a time whose neighbourhoods are found
 SHAPES = ""  # the data set of presets that read none
 
-Config = TypeVar("Config", bound="PointConfig")
-
 
 @dataclass(frozen=True, kw_only=True)
-class PointConfig:
-    """What all arms of a preset share; an arm's settings take the place of fields of the same name.
+class PointConfig(TaskConfig):
+    """Test shapes are taken as they are: their first `points`, standardised if training shapes are."""
 
-    Test shapes are taken as they are: their first `points`, standardised if training shapes are.
-    """
-
-    recipe: Recipe
     points: int  # of each shape
     subset: bool = False  # drawn anew from all of a shape's points each time, while training; else the first
     standardise: bool = False
@@ -45,11 +39,6 @@ class PointConfig:
     shift: float = 0.0  # along each axis, at most
     turn: float = 0.0  # about z, in radians at most
     drop: float = 0.0  # the largest share of points that is dropped
-    n_iters: int = 1
-
-    def of(self: Config, settings: Mapping[str, Any]) -> Config:
-        """The configuration of an arm."""
-        return replace(self, **settings)
 
     def model(self, classes: int) -> nn.Module:
         raise NotImplementedError
@@ -154,7 +143,7 @@ class PointTask:
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> PointTask:
     """What an arm of Table 1 trains."""
-    config = preset.config.of(arm.settings)
+    config = preset.config.with_settings(arm.settings)
     return PointTask(config, seed, load(preset.data, config, data))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from sinkformers.lab.data import TextSet
 from sinkformers.lab.tasks.classification import entropy, hits, measured
+from sinkformers.lab.tasks.config import TaskConfig
 from sinkformers.lab.tasks.ragged import Ragged, even_batches, token_batches
 from sinkformers.lab.tasks.vocabulary import Vocabulary
 from sinkformers.lab.workbench.observation import observe
-from sinkformers.lab.workbench.task import Recipe
 from sinkformers.models import TextEncoder
 
 if TYPE_CHECKING:
@@ -25,11 +25,8 @@ OBSERVED = 64  # test texts whose attention is watched
 AT_A_TIME = 16_384  # tokens, where nothing is trained
 
 
-@dataclass(frozen=True)
-class TextConfig:
-    """What all arms of a preset share; an arm's settings take the place of fields of the same name."""
-
-    recipe: Recipe
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(TaskConfig):
     vocabulary: int
     length: int  # what comes after so many tokens of a text is cut off
     dim: int
@@ -41,11 +38,6 @@ class TextConfig:
     dropout: float = 0.1
     lower: bool = False  # whether texts are read in lower case
     authors: bool = False  # whether it does what the authors' code did otherwise
-    n_iters: int = 1
-
-    def of(self, settings: Mapping[str, Any]) -> TextConfig:
-        """The configuration of an arm."""
-        return replace(self, **settings)
 
     def model(self, vocabulary: int, classes: int) -> TextEncoder:
         return TextEncoder(**self.sizes(vocabulary, classes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sinkformers.lab.data import Pairs, PairSet
 from sinkformers.lab.tasks.bleu import bleu, detokenised
+from sinkformers.lab.tasks.config import TaskConfig
 from sinkformers.lab.tasks.ragged import Ragged, token_batches
 from sinkformers.lab.tasks.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, joined
 from sinkformers.lab.workbench.observation import observe
@@ -25,12 +26,9 @@ OBSERVED = 64  # test sentences whose attention is watched
 AT_A_TIME = 4096  # source tokens, where nothing is trained
 
 
-@dataclass(frozen=True)
-class TranslationConfig:
-    """What all arms of a preset share; an arm's settings take the place of fields of the same name, or of the recipe's.
-
-    The recipe's batch is in tokens, of the longer side, its marks and padding included.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TranslationConfig(TaskConfig):
+    """The recipe's batch is in tokens, of the longer side, its marks and padding included."""
 
     recipe: WarmRecipe
     vocabulary: int | None  # how many numbers both languages share; None where the files hold pieces of words
@@ -45,13 +43,6 @@ class TranslationConfig:
     beam: int = 5
     penalty: float = 1.0
     room: tuple[float, int] = (1.5, 10)  # a translation of n tokens may have so many times n, and so many more
-    n_iters: int = 1
-
-    def of(self, settings: Mapping[str, Any]) -> TranslationConfig:
-        """The configuration of an arm."""
-        schedule = {name: value for name, value in settings.items() if name in ("rate", "epochs")}
-        rest = {name: value for name, value in settings.items() if name not in schedule}
-        return replace(self, recipe=replace(self.recipe, **schedule), **rest)
 
 
 class Encoded(NamedTuple):

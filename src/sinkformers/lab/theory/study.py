@@ -162,8 +162,22 @@ THEORY = Artefact(
     title="Flows, energies and limits in numbers",
     paper="Theorem 1 with the constant 1, Proposition 4 with W_K⁻¹; here ½ and W_K⁻ᵀ",
     presets={
-        "small": Preset("up to 5,041 particles on a grid and 4,096 sampled, float64", "minutes", "", (), (), SMALL),
-        "smoke": Preset("up to 961 particles on a grid and 512 sampled, float64", "seconds", "", (), (), SMOKE),
+        "small": Preset(
+            about="up to 5,041 particles on a grid and 4,096 sampled, float64",
+            takes="minutes",
+            data="",
+            seeds=(),
+            arms=(),
+            config=SMALL,
+        ),
+        "smoke": Preset(
+            about="up to 961 particles on a grid and 512 sampled, float64",
+            takes="seconds",
+            data="",
+            seeds=(),
+            arms=(),
+            config=SMOKE,
+        ),
     },
     make=make,
 )

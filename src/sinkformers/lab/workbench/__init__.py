@@ -1,1 +1,1 @@
-"""What trains every experiment: the loop, its checkpoints, claims on cells, and what is shown and recorded."""
+"""What trains every experiment: the loop, its checkpoints, claims on runs, and what is shown and recorded."""

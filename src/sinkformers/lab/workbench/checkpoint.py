@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from sinkformers.lab.artefacts.artefact import ExperimentError
 
-FROM_THE_START = "Delete it to train this cell from the start; nothing else was touched."
+FROM_THE_START = "Delete it to train this run from the start; nothing else was touched."
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:

@@ -14,13 +14,13 @@ PAUSE = 10.0  # seconds between two lines in a pipe, at least
 
 
 class Display:
-    """A bar for the cells, one for the epochs of each cell that runs, and one for the steps of its epoch."""
+    """A bar for the runs, one for the epochs of each run that runs, and one for the steps of its epoch."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, disable=quiet or not self.console.is_terminal)
-        self._cells = self.progress.add_task("cells", total=None)
+        self._runs = self.progress.add_task("runs", total=None)
         self._running: dict[str, TaskID] = {}
         self._steps = self.progress.add_task("", total=None, visible=False)
         self._totals: dict[str, int] = {}
@@ -33,27 +33,27 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None):
         self.progress.stop()
 
-    def cells(self, done: int, total: int) -> None:
-        self.progress.update(self._cells, completed=done, total=total)
+    def runs(self, done: int, total: int) -> None:
+        self.progress.update(self._runs, completed=done, total=total)
 
     def loading(self, what: str, done: int, total: int | None) -> None:
-        """Data is being read, before a cell begins."""
+        """Data is being read, before a run begins."""
         self.progress.update(self._steps, description=what, completed=done, total=total, visible=True)
         if done == total and not self.console.is_terminal:
             self.say(f"{what}: {done:,} done")
 
     def begin(self, name: str, epochs: int) -> None:
-        """One cell runs in this process."""
+        """One run runs in this process."""
         self._name, self._epochs = name, epochs
         self.expect({name: epochs})
         self.several({name: 0})
 
     def expect(self, epochs: Mapping[str, int]) -> None:
-        """How many epochs these cells have."""
+        """How many epochs these runs have."""
         self._totals.update(epochs)
 
     def several(self, epochs: Mapping[str, int]) -> None:
-        """These cells run, here or in other processes, and are so far."""
+        """These runs run, here or in other processes, and are so far."""
         for name in self._running.keys() - epochs.keys():
             self.progress.remove_task(self._running.pop(name))
         for name, epoch in epochs.items():

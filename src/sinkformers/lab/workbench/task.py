@@ -57,13 +57,13 @@ class WarmRecipe(Recipe):
 
 
 class Task(Protocol):
-    """Data, model and measures of one cell. Examples are numbers; the loop shares them out among processes."""
+    """Data, model and measures of one run. Examples are numbers; the loop shares them out among processes."""
 
     recipe: Recipe
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the record says of the cell beside its settings: `config`, and the data with its sizes."""
+        """What the record says of the run beside its settings: `config`, and the data with its sizes."""
         ...
 
     def model(self) -> nn.Module:
@@ -92,9 +92,9 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class Keeps(Protocol):
-    """A task of which more is kept than its model."""
+class HasFiles(Protocol):
+    """A task whose model needs further files."""
 
     def files(self) -> Mapping[str, bytes]:
-        """What is written beside the trained model, by name: what it takes to use it, such as its vocabulary."""
+        """Return the files to write beside the trained model, by name: what using it needs, such as vocabularies."""
         ...

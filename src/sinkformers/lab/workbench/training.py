@@ -1,6 +1,6 @@
 """The one training loop: every experiment runs through it.
 
-It may be killed at any moment. The next run of the same cell goes on from the last checkpoint, in the middle of an
+It may be killed at any moment. The next run of the same run goes on from the last checkpoint, in the middle of an
 epoch if need be, and comes to the same numbers to the last bit. Where it is asked to end, by Ctrl-C or SIGTERM, it
 leaves a checkpoint after the step that it is in.
 """
@@ -31,12 +31,11 @@ T = TypeVar("T")
 
 
 class Hooks(NamedTuple):
-    """Called after every step (epoch, step, of how many), after every epoch, before every save, and where a training
-    goes on from a checkpoint, with where that is."""
+    """Called after every step (epoch, step, number of steps), after every epoch (its record and seconds), and when a
+    training resumes from a checkpoint (its position)."""
 
     step: Callable[[int, int, int], None]
     epoch: Callable[[dict[str, Any], float], None]
-    saving: Callable[[], None]
     resumed: Callable[[str], None] = lambda where: None
 
 
@@ -44,11 +43,11 @@ class Trained(NamedTuple):
     model: nn.Module
     epochs: list[dict[str, Any]]  # the record of each, epoch 0 being before training
     seconds: list[float]  # spent on training, for each but epoch 0
-    resumed: int  # how often this cell was taken up again
+    resumed: int  # how often this run was taken up again
 
 
 class Training:
-    """A cell in training: the model, its optimiser, and how far they are."""
+    """A run in training: the model, its optimiser, and how far they are."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Training:
         start: Mapping[str, Tensor] | None = None,
         stopping: Stopping | None = None,
     ) -> None:
-        """`identity` holds the seed, and all else that tells this cell from others; `start` the first weights of the
+        """`identity` holds the seed, and all else that tells this run from others; `start` the first weights of the
         model, where they are not drawn; `stopping` knows whether the run was asked to end."""
         self.task, self.folder, self.accelerator, self.hooks = task, folder, accelerator, hooks
         self.stopping = stopping or Stopping()
@@ -186,7 +185,6 @@ class Training:
         every = gather_object([each])
         if not self.accelerator.is_main_process:
             return
-        self.hooks.saving()
         tensors = {f"model.{name}": value for name, value in self.bare.state_dict().items()}
         inner = getattr(self.optimiser, "optimizer", self.optimiser)
         tensors |= {f"optimiser.{name}": value for name, value in checkpoint.optimiser_tensors(inner).items()}
@@ -225,7 +223,7 @@ class Training:
 
     def _refuse_other(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """A checkpoint of another model, another recipe or another number of processes cannot go on here."""
-        remedy = "Use another --out, or delete the checkpoint to train this cell from the start."
+        remedy = "Use another --out, or delete the checkpoint to train this run from the start."
         here, there = json.loads(json.dumps(self.identity)), state["identity"]
         different = [name for name in here if here[name] != there.get(name)]
         if different:

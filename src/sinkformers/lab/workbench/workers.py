@@ -1,4 +1,4 @@
-"""Several processes on one machine, each training cells on its share of the cores; claims keep them apart."""
+"""Several processes on one machine, each training runs on its share of the cores; claims keep them apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from sinkformers.lab.artefacts.artefact import LOG, METRICS, Cell, ExperimentError
+from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, ExperimentError, Run
 from sinkformers.lab.workbench.display import Display
 from sinkformers.lab.workbench.stopping import Stopped, Stopping
 
@@ -20,15 +20,15 @@ LOOK = 0.5  # seconds between two looks at what the workers have done
 SAVING = "Every process saves what it is at, and ends; once more ends them at once."
 
 
-def side_by_side(command: Sequence[str], jobs: int, cells: Sequence[Cell], out: Path, display: Display) -> int:
-    """Run the command `jobs` times, or once for each cell that is not finished where those are fewer; show how far
-    the cells are, and return the highest exit code.
+def side_by_side(command: Sequence[str], jobs: int, runs: Sequence[Run], out: Path, display: Display) -> int:
+    """Run the command `jobs` times, or once for each run that is not finished where those are fewer; show how far
+    the runs are, and return the highest exit code.
 
     What several of them complain of alike is said once. Raises `Stopped` where this process was asked to end, and
     then no worker is left: each has saved what it was at.
     """
-    done = {cell.folder for cell in cells if (out / cell.folder / METRICS).exists()}
-    jobs = min(jobs, len(cells) - len(done))
+    done = {run.folder for run in runs if (out / run.folder / METRICS_FILE).exists()}
+    jobs = min(jobs, len(runs) - len(done))
     threads = str(max(1, (os.cpu_count() or 1) // max(1, jobs)))
     environment = {**os.environ, "OMP_NUM_THREADS": threads}
     with Stopping(notice=lambda: display.say(SAVING)) as stopping, stopping.deferred(), ExitStack() as started:
@@ -36,26 +36,26 @@ def side_by_side(command: Sequence[str], jobs: int, cells: Sequence[Cell], out: 
         said: set[str] = set()
         with display:
             while sum(worker.ended(said) for worker in workers) < len(workers):  # every one is asked
-                _show(display, cells, done, out)
+                _show(display, runs, done, out)
                 if stopping.number is not None:
                     for worker in workers:
                         worker.ask_to_end()
                 time.sleep(LOOK)
-            _show(display, cells, done, out)
+            _show(display, runs, done, out)
         if stopping.number is not None:
-            finished = f"{len(done)} of {len(cells)} runs are finished"
+            finished = f"{len(done)} of {len(runs)} runs are finished"
             raise Stopped(stopping.number, f"{finished}, and the same command goes on with the others.")
         return max((worker.code for worker in workers), default=0)
 
 
-def _show(display: Display, cells: Sequence[Cell], done: set[Path], out: Path) -> None:
-    """How far the cells are; `done` takes up those that are finished."""
-    for cell in cells:
-        if cell.folder not in done and (out / cell.folder / METRICS).exists():
-            done.add(cell.folder)
-            display.say(f"{cell.name}: done")
-    display.cells(len(done), len(cells))
-    running = {cell.name: _epoch(out / cell.folder) for cell in cells if cell.folder not in done}
+def _show(display: Display, runs: Sequence[Run], done: set[Path], out: Path) -> None:
+    """How far the runs are; `done` takes up those that are finished."""
+    for run in runs:
+        if run.folder not in done and (out / run.folder / METRICS_FILE).exists():
+            done.add(run.folder)
+            display.say(f"{run.name}: done")
+    display.runs(len(done), len(runs))
+    running = {run.name: _epoch(out / run.folder) for run in runs if run.folder not in done}
     display.several({name: epoch for name, epoch in running.items() if epoch is not None})
 
 
@@ -116,8 +116,8 @@ class _Worker:
 
 
 def _epoch(folder: Path) -> int | None:
-    """The last epoch in a cell's log; None for one that nobody has begun."""
+    """The last epoch in a run's log; None for one that nobody has begun."""
     try:
-        return (folder / LOG).read_bytes().count(b"\n") - 1
+        return (folder / LOG_FILE).read_bytes().count(b"\n") - 1
     except OSError:
         return None
