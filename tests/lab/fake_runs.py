@@ -1,4 +1,4 @@
-"""Runs that nobody trained, written to disk as a training would."""
+"""Fake runs, written to disk as a training would write them."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ MACHINE = {"cpu": "abacus", "cores": 2}
 
 
 def epoch(number, accuracy, *, gap=0.5, layers=("blocks.0.attention",)):
-    """One entry of a log: nothing is trained before epoch 1."""
+    """Return one entry of a log; epoch 0 is before training."""
     return {
         "epoch": number,
         "rate": 0.001,
@@ -22,7 +22,7 @@ def epoch(number, accuracy, *, gap=0.5, layers=("blocks.0.attention",)):
 
 
 def write_run(root, *, artefact="figure6", preset="small", seed=0, n_iters=1, final=0.9, **other):
-    """A finished run of three epochs; `other` holds further settings, and overrides of metrics and of the run."""
+    """Write a finished run of three epochs; `other` holds further settings, and overrides of `metrics` and `run`."""
     metrics, run = other.pop("metrics", {}), other.pop("run", {})
     arm = other.pop("arm", f"n-{n_iters}")
     epochs = other.pop("epochs", None) or [epoch(0, 0.1), epoch(1, final / 2), epoch(2, final)]
@@ -58,7 +58,7 @@ def write_run(root, *, artefact="figure6", preset="small", seed=0, n_iters=1, fi
 
 
 def write_unfinished(root, *, arm="n-1", seed=9, epochs=3, artefact="figure6", preset="small"):
-    """A run in training: its log has a line of before training and `epochs` more, and one is being written."""
+    """Write a run in training: its log has a line before training, `epochs` more, and one that is not complete."""
     folder = Path(root, artefact, preset, arm, f"seed-{seed}")
     folder.mkdir(parents=True)
     lines = "".join(json.dumps(epoch(number, 0.5)) + "\n" for number in range(epochs + 1))

@@ -1,4 +1,4 @@
-"""A task of a second: rows of numbers to two classes, through one layer of attention."""
+"""A task that trains in a second: two classes of random sequences, one layer of attention."""
 
 from dataclasses import replace
 

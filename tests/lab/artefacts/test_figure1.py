@@ -31,7 +31,7 @@ def test_sinkhorn_involves_every_point(result):
 def test_scores_are_dot_products_and_the_rest_rescales_them(result):
     scores = result.queries @ result.keys.T
     assert_close(result.unnormalised.log(), scores, atol=1e-12, rtol=1e-14)
-    # One factor a row leads from K⁰ to K¹, one a row and one a column to K^∞: nothing else is left of the logarithms.
+    # One factor per row leads from K⁰ to K¹, one per row and one per column to K^∞: the logarithms differ in nothing else.
     by_row = result.softmax.log() - scores
     assert_close(by_row, by_row.mean(dim=1, keepdim=True).expand(10, 10), atol=1e-10, rtol=0)
     both = result.sinkhorn.log() - scores
@@ -45,7 +45,7 @@ def test_column_sums_are_in_the_order_of_the_panels(result):
     assert_close(result.column_sums[2], result.sinkhorn.sum(dim=0))
 
 
-def test_a_run_repeats_itself_and_leaves_the_global_generator_alone(result):
+def test_results_are_reproducible_and_do_not_use_the_global_generator(result):
     state = torch.get_rng_state()
     assert_close(figure1.run().sinkhorn, result.sinkhorn, atol=0, rtol=0)
     assert torch.equal(torch.get_rng_state(), state)

@@ -1,4 +1,4 @@
-"""What a command asks for, as runs; and the catalogue behind it."""
+"""Selection of runs, and the catalogue of artefacts."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def test_every_artefact_of_the_paper_is_listed():
 
 
 @pytest.mark.parametrize("artefact", [a for a in ARTEFACTS if a.task is not None], ids=lambda a: a.name)
-def test_presets_make_sense(artefact):
+def test_presets_are_consistent(artefact):
     assert {"paper", "small", "smoke"} <= artefact.presets.keys() <= {"paper", "authors", "small", "smoke"}
     for preset in artefact.presets.values():
         names = [arm.name for arm in preset.arms]
@@ -57,7 +57,7 @@ def test_lists_of_numbers(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1,,2", "1.5", "0x1", "1234567890", "٣-٤", "٣-٤x", "1e3"])
-def test_what_is_no_list_is_refused(text):
+def test_invalid_lists_are_refused(text):
     with pytest.raises(
         ExperimentError, match=r"--seeds must be whole numbers from 0 to 999,999,999, such as 0-4 or 0,3,5; got"
     ):
@@ -73,7 +73,7 @@ def test_what_is_no_list_is_refused(text):
         (",".join(["0-9999"] * 999), "9,990,000"),
     ],
 )
-def test_too_many_numbers_are_refused_before_they_are_written_out(text, many):
+def test_too_many_numbers_are_refused_before_ranges_are_expanded(text, many):
     tracemalloc.start()
     try:
         with pytest.raises(ExperimentError, match=rf"^--seeds names {many} numbers, and 10,000 are the most; got '0-9"):
@@ -83,7 +83,7 @@ def test_too_many_numbers_are_refused_before_they_are_written_out(text, many):
         tracemalloc.stop()
 
 
-def test_too_many_cells_are_refused():
+def test_too_many_runs_are_refused():
     figure5 = selection.artefact_named("figure5")
     assert len(selection.select_runs(figure5, "smoke", seeds="0-4999")) == 10_000
     with pytest.raises(ExperimentError, match=r"^5,001 seeds of 2 arms are 10,002 runs, and 10,000 are the most"):
@@ -92,7 +92,7 @@ def test_too_many_cells_are_refused():
         selection.select_runs(figure5, "smoke", seeds="0-9999", n_iters="1-10000")
 
 
-def test_cells_come_seed_by_seed_and_folders_say_what_they_are():
+def test_runs_are_ordered_by_seed_and_named_in_their_folders():
     artefact = selection.artefact_named("figure5")
     runs = selection.select_runs(artefact, "small", seeds="0-1")
     assert [str(run.folder) for run in runs] == [f"figure5/small/n-{n}/seed-{seed}" for seed in (0, 1) for n in (1, 3)]
@@ -126,6 +126,6 @@ def test_other_counts_of_iterations_make_other_arms():
         ),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_what_can(call, message):
+def test_unknown_names_are_refused_with_the_known_ones(call, message):
     with pytest.raises(ExperimentError, match=message):
         call()

@@ -204,8 +204,8 @@ def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
         ([shapes, tmp_path / "no.off"], "no.off cannot be read (No such file or directory)"),
         ([shapes, few], "few.xyz has 2 points, and the model was trained with 48; give a mesh, or more points."),
         ([shapes, shape[0], "--point", 48], "--point must be a number from 0 to 47; got 48."),
-        ([shapes, shape[0], "--layer", "x"], "no layer 'x' looks at points. These do: encoder.0.induce, "),
-        ([shapes, shape[0], "--layer", "encoder.1.induce", "--point", 1], "are not looked at by points"),
+        ([shapes, shape[0], "--layer", "x"], "no layer 'x' attends to points. These do: encoder.0.induce, "),
+        ([shapes, shape[0], "--layer", "encoder.1.induce", "--point", 1], "points do not attend to points"),
         ([shapes, "--file", few], "--file is for texts"),
         ([texts, "--file", tmp_path / "no.txt"], "no.txt cannot be read (No such file or directory)"),
         ([texts, "--file", latin], "latin.txt is not UTF-8 in line 2"),
@@ -213,7 +213,7 @@ def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
         ([texts, "a", "na\udcefve"], "INPUT 2 is not UTF-8; convert it"),
         ([texts, "a", "--point", 1], "--point is for shapes; leave it out."),
         ([texts, "a", "--layer", "x"], "--layer is for pictures; add --draw."),
-        ([texts, "a", "--draw", "--layer", "x"], "there is no layer 'x' to watch. These there are: encoder.layers.0"),
+        ([texts, "a", "--draw", "--layer", "x"], "there is no layer 'x'. Choose one of encoder.layers.0"),
     ):
         result = invoke(*arguments)
         assert sentence in refused(result), arguments

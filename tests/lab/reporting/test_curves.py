@@ -57,7 +57,7 @@ def test_training_has_no_epoch_0_and_test_has(records):
     assert {tuple(line.get_xdata()) for line in panel(figure, "test loss").lines} == {(0, 1, 2)}
 
 
-def test_what_a_drawn_model_measures_does_not_press_the_curves_flat(tmp_path):
+def test_untrained_models_do_not_stretch_the_axes(tmp_path):
     wild = [epoch(0, -9), epoch(1, 0.2), epoch(2, 0.9)]
     write_run(tmp_path / "drawn", epochs=wild)
     figure = learning(find([tmp_path / "drawn"]).records)
@@ -69,7 +69,7 @@ def test_what_a_drawn_model_measures_does_not_press_the_curves_flat(tmp_path):
     assert low < -9 < 0.91 < high
 
 
-def test_runs_that_go_on_with_a_model_have_a_scale_of_their_own(tmp_path):
+def test_continued_runs_have_axes_of_their_own(tmp_path):
     write_run(tmp_path, rate=1, epochs=[epoch(0, 0.1), epoch(1, 0.2), epoch(2, 0.5)])
     write_run(tmp_path, rate=0.1, arm="more", epochs=[epoch(0, 0.5), epoch(1, 0.55)], metrics={"after": "n-1"})
     figure = learning(find([tmp_path]).records)
@@ -121,7 +121,7 @@ def test_marginal_errors_are_logarithmic_and_by_layer(records):
     assert all(each[-1] == pytest.approx(1.8) for each in medians if len(each) == 1)
 
 
-def test_shared_panels_show_all_of_both(records):
+def test_shared_axes_cover_the_data_of_all_panels(records):
     for figure in (column_sums(records), marginal_errors(records)):
         drawn = [value for axes in visible(figure) for line in axes.lines for value in line.get_ydata()]
         for axes in visible(figure):
@@ -129,7 +129,7 @@ def test_shared_panels_show_all_of_both(records):
             assert low <= min(drawn) <= max(drawn) <= high
 
 
-def test_against_a_setting_has_a_line_a_count_and_a_panel_for_the_rest(tmp_path):
+def test_against_a_setting_there_is_a_line_per_n_iters_and_a_panel_per_other_setting(tmp_path):
     for rate in (0.001, 0.002):
         for patch in (2, 14, 7):
             for n_iters in (1, 3):
@@ -163,7 +163,7 @@ def test_swept_is_the_setting_with_most_numbers(tmp_path):
     assert swept(record for record in records if record.metrics["settings"]["patch"] != 2) is None
 
 
-def test_counts_have_colours_of_their_own():
+def test_each_n_iters_has_its_own_colour():
     assert colours([3, 1]) == {1: SOFTMAX, 3: SINKHORN[0]}
     assert len(set(colours([1, 3, 5, 11, 21]).values())) == 5
 

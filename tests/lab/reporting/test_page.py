@@ -1,4 +1,4 @@
-"""The page stands alone, escapes what it is given, and is the same whenever its runs are."""
+"""The page is self-contained, escapes its values, and is the same for the same runs."""
 
 import base64
 import re
@@ -61,7 +61,7 @@ def runs(tmp_path):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The folder of a report on two arms of an artefact that nobody knows."""
+    """The folder of a report on two arms of an unknown artefact."""
     folder = tmp_path_factory.mktemp("plain")
     report(write_runs(folder / "runs"), folder / "report")
     return folder / "report"
@@ -101,7 +101,7 @@ def test_the_numbers_and_the_scale_are_on_the_page(text):
         assert expected in Page(text).text
 
 
-def test_what_the_paper_says_stands_beside_what_we_found(runs, tmp_path):
+def test_the_papers_result_is_shown_beside_ours(runs, tmp_path):
     arms = (Arm("n-1", {"n_iters": 1}), Arm("n-3", {"n_iters": 3}))
     preset = Preset(
         about="Fewer epochs.", takes="a minute", data="mnist", seeds=(0, 1, 2, 3), arms=arms, config=None, floor=0.65
@@ -115,7 +115,7 @@ def test_what_the_paper_says_stands_beside_what_we_found(runs, tmp_path):
         assert expected in text
 
 
-def test_unfinished_cells_are_named(runs, tmp_path):
+def test_unfinished_runs_are_named(runs, tmp_path):
     write_unfinished(runs, arm="n-3", seed=7, epochs=5)
     write_unfinished(runs, preset="paper", arm="n-21", seed=8)
     text = Page(report(runs, tmp_path / "report")).text
@@ -153,7 +153,7 @@ def test_two_equal_reports_are_equal_bytes(plain, runs, tmp_path):
     assert sorted(Path(name).suffix for name in one) == [".csv", ".html", ".md", *[".png"] * 4, *[".svg"] * 4]
 
 
-def test_the_page_shows_the_figures_that_lie_beside_it(plain, text):
+def test_the_page_embeds_the_figures_that_are_written_as_files(plain, text):
     shown = [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in Page(text).all("img")]
     names = [f"figure6-small-{name}.svg" for name in ("runs", "learning", "columns", "errors")]
     assert shown == [(plain / name).read_bytes() for name in names]

@@ -1,4 +1,4 @@
-"""Runs are found from any folder above them, and none is lost without a word."""
+"""Runs are found from any folder above them, and none is dropped silently."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from tests.lab.fake_runs import epoch, write_run, write_unfinished
 
 
 @pytest.mark.parametrize("below", ["", "figure6", "figure6/small", "figure6/small/n-3", "figure6/small/n-3/seed-0"])
-def test_cells_are_found_from_any_folder_above_them(tmp_path, below):
+def test_runs_are_found_from_any_folder_above_them(tmp_path, below):
     write_run(tmp_path, n_iters=3, final=0.8)
     found = find([tmp_path / below])
     assert [run_key(record) for record in found.records] == [("figure6", "small", "n-3", 0)]
@@ -29,14 +29,14 @@ def test_records_are_sorted_by_their_settings_as_numbers(tmp_path):
     assert [(each["patch"], each["n_iters"]) for each in found] == [(p, n) for p in (2, 7, 14) for n in (1, 3, 21)]
 
 
-def test_an_arm_with_a_further_setting_comes_after_its_like(tmp_path):
+def test_an_arm_with_one_more_setting_comes_after_the_arm_without_it(tmp_path):
     for n_iters in (3, 1):
         write_run(tmp_path, arm=f"plain-{n_iters}", patch=7, n_iters=n_iters)
         write_run(tmp_path, arm=f"tied-{n_iters}", patch=7, n_iters=n_iters, tied=True)
     assert [record.metrics["arm"] for record in find([tmp_path]).records] == ["plain-1", "plain-3", "tied-1", "tied-3"]
 
 
-def test_an_arm_that_goes_on_with_another_comes_after_it(tmp_path):
+def test_a_continued_arm_comes_after_the_arm_it_continues(tmp_path):
     write_run(tmp_path, arm="pretrain", rate=0.001, n_iters=1)
     for n_iters in (3, 1):
         write_run(tmp_path, arm=f"continued-{n_iters}", rate=0.0001, n_iters=n_iters, metrics={"after": "pretrain"})
@@ -45,7 +45,7 @@ def test_an_arm_that_goes_on_with_another_comes_after_it(tmp_path):
     assert [each.settings for each in comparisons(records)] == [{"rate": 0.001}, {"rate": 0.0001}]
 
 
-def test_an_unfinished_cell_is_named_with_its_whole_epochs(tmp_path):
+def test_an_unfinished_run_is_named_with_its_finished_epochs(tmp_path):
     write_run(tmp_path)
     write_unfinished(tmp_path, arm="n-3", seed=4, epochs=3)
     (tmp_path / "figure6" / "small" / "n-3" / "seed-5").mkdir()
@@ -57,7 +57,7 @@ def test_an_unfinished_cell_is_named_with_its_whole_epochs(tmp_path):
     )
 
 
-def test_a_cell_finished_elsewhere_is_finished(tmp_path):
+def test_a_run_that_is_finished_in_another_folder_is_finished(tmp_path):
     write_unfinished(tmp_path / "one", arm="n-1", seed=0)
     write_run(tmp_path / "two", n_iters=1, seed=0)
     found = find([tmp_path / "one", tmp_path / "two"])
@@ -65,14 +65,14 @@ def test_a_cell_finished_elsewhere_is_finished(tmp_path):
     assert found.unfinished == ()
 
 
-def test_the_same_cell_twice_is_one(tmp_path):
+def test_the_same_run_found_twice_counts_once(tmp_path):
     # NaN differs from itself, equal files do not differ.
     for root in ("one", "two"):
         write_run(tmp_path / root, epochs=[epoch(0, 0.1), epoch(1, math.nan)])
     assert len(find([tmp_path / "one", tmp_path / "two", tmp_path]).records) == 1
 
 
-def test_the_same_cell_with_two_results_is_refused_by_both_names(tmp_path):
+def test_the_same_run_with_two_results_is_refused_with_both_paths(tmp_path):
     folders = [write_run(tmp_path / root, final=final) for root, final in (("one", 0.8), ("two", 0.7))]
     with pytest.raises(ExperimentError, match="the same run with different results") as error:
         find([tmp_path])
@@ -85,7 +85,7 @@ def test_a_run_that_diverged_is_nan_and_a_null_is_too(tmp_path):
         assert math.isnan(value(read(folder)))
 
 
-def test_nothing_is_known_of_a_run_without_its_file(tmp_path):
+def test_run_json_may_be_missing(tmp_path):
     folder = write_run(tmp_path)
     (folder / "run.json").unlink()
     assert read(folder).run == {}
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
         ({"metric": "bleu"}, "its last epoch holds no test bleu"),
     ],
 )
-def test_what_is_no_record_says_why(tmp_path, change, reason):
+def test_invalid_records_are_refused_with_the_reason(tmp_path, change, reason):
     folder = write_run(tmp_path)
     metrics = json.loads((folder / "metrics.json").read_text())
     (folder / "metrics.json").write_text(json.dumps(metrics | change))
@@ -138,20 +138,20 @@ def test_times_that_are_no_numbers_are_refused(tmp_path, seconds):
         read(folder)
 
 
-def test_half_a_character_is_refused(tmp_path):
+def test_lone_surrogates_are_refused(tmp_path):
     folder = write_run(tmp_path, metrics={"config": {"note": "\udcff"}})
     with pytest.raises(ExperimentError, match=r"metrics.json cannot be read: .*surrogates not allowed"):
         read(folder)
 
 
-def test_records_nested_without_end_are_refused(tmp_path):
+def test_deeply_nested_records_are_refused(tmp_path):
     folder = write_run(tmp_path)
     (folder / "metrics.json").write_text("[" * 100_000)
     with pytest.raises(ExperimentError, match=r"metrics.json cannot be read: maximum recursion depth"):
         read(folder)
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path):
+def test_missing_folders_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ExperimentError, match="nowhere does not exist"):
         find([tmp_path / "nowhere"])

@@ -1,4 +1,4 @@
-"""Medians by hand, spread over all runs, overhead in one place only, and what is said in words."""
+"""Statistics over all runs, overhead within one environment, and the sentences of the report."""
 
 import csv
 import io
@@ -53,7 +53,7 @@ def test_a_row_is_over_all_runs(tmp_path):
     assert (row.best, row.worst) == (0.8, 0.2)
 
 
-def test_where_a_run_went_on_from_stands_beside_where_it_came_to(tmp_path):
+def test_continued_runs_report_their_value_before_training(tmp_path):
     for seed, first in enumerate((0.1, 0.4, 0.3)):
         epochs = [epoch(0, first), epoch(1, 0.8)]
         write_run(tmp_path, seed=seed, n_iters=3, epochs=epochs, metrics={"after": "n-1"})
@@ -92,11 +92,11 @@ def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
 
 
 @pytest.mark.parametrize("final", [math.nan, None, math.inf, -math.inf], ids=repr)
-@pytest.mark.parametrize("seed", [0, 1, 2])  # wherever it stands among the others
+@pytest.mark.parametrize("seed", [0, 1, 2])  # at any position among the others
 @pytest.mark.parametrize(
     ("metric", "median", "best", "worst"), [("loss", 0.6, 0.2, math.inf), ("bleu", 0.2, 0.6, -math.inf)]
 )
-def test_no_value_that_is_not_finite_ranks_before_one_that_is(tmp_path, metric, median, best, worst, seed, final):
+def test_values_that_are_not_finite_rank_last(tmp_path, metric, median, best, worst, seed, final):
     finals = [0.2, 0.6]
     finals.insert(seed, final)
     for number, each in enumerate(finals):
@@ -153,11 +153,11 @@ def test_overhead_is_a_ratio_of_medians_at_equal_settings(tmp_path):
 
 
 @pytest.mark.parametrize("where", [{"threads": 2}, {"machine": MACHINE | {"cpu": "slide rule"}}, {"processes": 2}])
-def test_times_of_two_places_are_not_compared(tmp_path, where):
+def test_times_from_different_environments_are_not_compared(tmp_path, where):
     write_run(tmp_path, n_iters=1)
     write_run(tmp_path, n_iters=3, run=where | {"seconds_per_epoch": [4.0]})
     assert summary_of(tmp_path).rows[1].overhead is None
-    # A second seed of SoftMax in that place makes them comparable, there alone.
+    # A second seed of SoftMax in that environment makes them comparable, in that environment only.
     write_run(tmp_path, n_iters=1, seed=1, run=where | {"seconds_per_epoch": [3.2]})
     assert summary_of(tmp_path).rows[1].overhead == pytest.approx(1.25)
 
@@ -172,7 +172,7 @@ def test_gap_is_a_median_and_errors_are_the_worst_of_all_runs(tmp_path):
     assert row.error == row.layers[1].column_error == pytest.approx(0.6)
 
 
-def test_column_sums_are_followed_from_before_training(tmp_path):
+def test_column_sums_are_reported_from_before_training_on(tmp_path):
     for seed, gaps in enumerate(((0.1, 0.9, 0.4), (0.3, 0.5, 0.6), (0.2, 0.7, 0.5))):
         epochs = [epoch(number, 0.5, gap=gap) for number, gap in enumerate(gaps)]
         write_run(tmp_path, seed=seed, patch=2, arm="two-n-1", epochs=epochs)
@@ -213,7 +213,7 @@ def test_the_floor_is_for_the_median_of_softmax(tmp_path, metric, floor, missed)
     assert ("(below the floor)" in tables.results(summary).rows[0][0]) is missed
 
 
-def test_the_paper_stands_beside_the_arm_that_it_means(tmp_path):
+def test_the_papers_numbers_are_assigned_to_their_arms(tmp_path):
     write_finals(tmp_path, [0.7])
     write_finals(tmp_path, [0.8], n_iters=3)
     numbers = {"Transformer": {"median": 0.79, "best": 0.8}, "n-3": {"median": 0.795}, "n-21": {"median": 0.5}}
@@ -223,7 +223,7 @@ def test_the_paper_stands_beside_the_arm_that_it_means(tmp_path):
     assert any("n-21: median 50.0%" in note for note in words.notes(summary))
 
 
-def test_a_label_that_two_arms_could_mean_stands_beside_neither(tmp_path):
+def test_a_label_that_fits_two_arms_is_assigned_to_neither(tmp_path):
     write_finals(tmp_path, [0.8], n_iters=3)
     arms = (*ARMS, Arm("n-5", {"n_iters": 5}))  # of which one is still to come
     summary = summary_of(tmp_path, known(arms=arms, paper_numbers={"Sinkformer": {"median": 0.9}}))
@@ -231,7 +231,7 @@ def test_a_label_that_two_arms_could_mean_stands_beside_neither(tmp_path):
     assert any("Sinkformer: median 90.0%" in note for note in words.notes(summary))
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_missing_runs_are_reported(tmp_path):
     write_finals(tmp_path, [0.7])
     write_unfinished(tmp_path, arm="n-3", seed=0, epochs=1)
     summary = summary_of(tmp_path, known())
@@ -241,7 +241,7 @@ def test_what_is_missing_is_said(tmp_path):
     assert tables.runs(summary).rows == (("n-1", "70.00%"), ("n-3", "unfinished"))
 
 
-def test_a_preset_without_a_finished_cell_is_not_dropped(tmp_path):
+def test_a_preset_without_a_finished_run_is_reported(tmp_path):
     write_unfinished(tmp_path, preset="paper", epochs=2)
     write_run(tmp_path, preset="small")
     paper, small = summarise(find([tmp_path]))
@@ -250,7 +250,7 @@ def test_a_preset_without_a_finished_cell_is_not_dropped(tmp_path):
     assert words.notes(paper) == ["Unfinished and not in the numbers: n-1 seed 9 (2 epochs done)."]
 
 
-def test_one_comparison_is_told_with_its_spread(tmp_path):
+def test_one_comparison_is_reported_with_its_spread(tmp_path):
     write_finals(tmp_path, [0.7, 0.6, 0.8])
     write_finals(tmp_path, [0.75], n_iters=3)
     said = words.finding(summary_of(tmp_path))
@@ -270,7 +270,7 @@ def test_several_comparisons_are_counted(tmp_path):
     assert said.endswith("In 2 of them every run of one arm is better than every run of the other.")
 
 
-def test_cells_with_different_configs_are_pointed_out(tmp_path):
+def test_runs_with_different_configs_are_reported(tmp_path):
     write_run(tmp_path, n_iters=1)
     write_run(tmp_path, n_iters=3, metrics={"config": {"recipe": {"epochs": 45, "batch": 100}}})
     assert "The runs do not share their config: epochs (2, 45)." in words.notes(summary_of(tmp_path))

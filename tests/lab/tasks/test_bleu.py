@@ -19,7 +19,7 @@ def test_bleu_is_its_definition():
     assert bleu([reference], [reference]).score == pytest.approx(100)
 
 
-def test_the_signature_says_how_it_was_counted():
+def test_the_signature_holds_the_settings():
     plain, words = (bleu(["a"], ["a"], tokenised=tokenised).signature for tokenised in (False, True))
     assert "case:mixed" in plain
     assert "tok:13a" in plain

@@ -28,7 +28,7 @@ def task(**settings):
     )
 
 
-def test_every_image_is_seen_once_an_epoch_in_an_order_of_its_own():
+def test_every_image_is_seen_once_per_epoch_in_a_new_order():
     made = task(n_iters=1)
     first, second = (torch.cat(list(made.batches(epoch))) for epoch in (1, 2))
     assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(53))
@@ -49,7 +49,7 @@ def test_the_test_set_is_evaluated_in_full():
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
 
-def test_settings_of_an_arm_take_the_place_of_the_configuration():
+def test_settings_of_an_arm_replace_the_configuration():
     config = DIGITS.with_settings({"patch": 4, "rate": 0.5, "n_iters": 7, "tie_qk": True})
     assert (config.patch, config.n_iters, config.tie_qk, config.recipe.rate) == (4, 7, True, 0.5)
     assert config.recipe.epochs == DIGITS.recipe.epochs

@@ -1,4 +1,4 @@
-"""The task of point clouds: batches, augmentation, kept neighbourhoods, evaluation, and the presets."""
+"""The task of point clouds: batches, augmentation, cached neighbourhoods, evaluation, and the presets."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def task(kind, **changes):
 
 
 @pytest.mark.parametrize("batch", [10, 13, 52])
-def test_every_shape_is_seen_once_an_epoch_in_an_order_of_its_own(batch):
+def test_every_shape_is_seen_once_per_epoch_in_a_new_order(batch):
     made = task("pct")
     made.recipe = replace(made.recipe, batch=batch)
     first, second = (torch.cat(list(made.batches(epoch))) for epoch in (1, 2))
@@ -48,7 +48,7 @@ def test_every_shape_is_seen_once_an_epoch_in_an_order_of_its_own(batch):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_test_set_is_evaluated_in_full_and_as_it_is(kind):
+def test_the_whole_test_set_is_evaluated_without_augmentation(kind):
     AcceleratorState._reset_state(reset_partial_state=True)
     made = task(kind, scale=(0.1, 3.0), n_iters=3)
     model = made.model().eval()
@@ -61,7 +61,7 @@ def test_the_test_set_is_evaluated_in_full_and_as_it_is(kind):
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
 
 
-def test_kept_neighbourhoods_are_those_of_the_shapes_before_they_are_scaled(monkeypatch):
+def test_cached_neighbourhoods_are_those_before_augmentation(monkeypatch):
     made, examples = task("pct", shift=0.0), torch.tensor([5, 2, 40])
     model, given = made.model(), []
     monkeypatch.setattr(model, "forward", lambda points, around: given.append((points, around)) or torch.zeros(3, 3))
@@ -69,7 +69,7 @@ def test_kept_neighbourhoods_are_those_of_the_shapes_before_they_are_scaled(monk
     made.losses(model, examples)
     raw = made.shapes.train.points[examples][:, :48]
     (once, around), (again, kept) = given
-    assert not torch.equal(once, again)  # scaled anew
+    assert not torch.equal(once, again)  # scaled again
     for found, expected in zip(around, model.neighbourhoods(raw), strict=True):
         assert all(torch.equal(one.long(), other) for one, other in zip(found, expected, strict=True))
     assert all(
@@ -78,7 +78,7 @@ def test_kept_neighbourhoods_are_those_of_the_shapes_before_they_are_scaled(monk
 
 
 @pytest.mark.parametrize("changes", [{"subset": True}, {"drop": 0.5}])
-def test_neighbourhoods_are_not_kept_where_points_change(changes, monkeypatch):
+def test_neighbourhoods_are_not_cached_if_points_change(changes, monkeypatch):
     made = task("pct", **changes)
     model, given = made.model(), []
     monkeypatch.setattr(model, "forward", lambda *args: given.append(args) or torch.zeros(2, 3))
@@ -88,7 +88,7 @@ def test_neighbourhoods_are_not_kept_where_points_change(changes, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_what_is_observed_is_the_same_sample_every_time(kind):
+def test_attention_is_measured_on_the_same_sample_every_time(kind):
     made = task(kind, n_iters=5)
     model = made.model()
     first, second = made.observe(model), made.observe(model)
@@ -117,7 +117,7 @@ def test_standardised():
     assert_close(done.square().mean((1, 2)), torch.ones(5), atol=1e-5, rtol=0)
 
 
-def test_a_subset_has_no_point_twice_and_is_drawn_anew():
+def test_a_subset_has_distinct_points_and_differs_between_draws():
     points = torch.arange(4 * 20 * 3).view(4, 20, 3).float()
     some, others = augmentation.subset_of(points, 7), augmentation.subset_of(points, 7)
     assert some.shape == (4, 7, 3)
@@ -170,7 +170,7 @@ def test_presets_build_and_their_arms_differ_in_no_parameter(name):
         assert preset.data == ("" if key == "smoke" else "modelnet40")
 
 
-def test_the_port_takes_no_other_count():
+def test_the_port_has_exactly_two_iterations():
     with pytest.raises(ExperimentError, match="the arm port has two iterations, and 3 were asked for"):
         table1_pct.SMOKE.with_settings({"port": True, "n_iters": 3}).model(8)
 
@@ -213,8 +213,8 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_run_that_was_stopped_comes_to_the_same_bits(kind, tmp_path):
-    """Augmentation, dropout and the statistics of BatchNorm go on where they were."""
+def test_a_stopped_training_resumes_to_the_same_bits(kind, tmp_path):
+    """Augmentation, dropout and the statistics of BatchNorm resume exactly."""
     finals = []
     for name, stop_at in (("whole", None), ("stopped", 7)):
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,4 +1,4 @@
-"""Ragged sequences come out as they went in; batches hold every example once, and neighbours in length."""
+"""Ragged sequences are returned exactly; batches hold every example once, with similar lengths."""
 
 import itertools
 
@@ -45,7 +45,7 @@ def test_even_batches_are_even():
     assert sizes == [1] + [7] * 144
 
 
-def test_token_batches_hold_no_more_than_they_may_and_waste_nothing():
+def test_token_batches_are_full_but_not_larger_than_allowed():
     of = lengths(1009)
     batches = token_batches(of, 300, seeded(0))
     assert all(len(batch) * int(of[batch].max()) <= 300 for batch in batches)
@@ -54,7 +54,7 @@ def test_token_batches_hold_no_more_than_they_may_and_waste_nothing():
         assert (len(batch) + 1) * int(of[following].min()) > 300
 
 
-def test_a_sentence_longer_than_a_batch_is_one():
+def test_a_sentence_longer_than_a_batch_has_its_own_batch():
     batches = token_batches(torch.tensor([3, 50, 4]), 10, seeded(0))
     assert sorted(batch.tolist() for batch in batches if len(batch) == 1) == [[1]]
     assert sum(map(len, batches)) == 3

@@ -1,4 +1,4 @@
-"""The task of texts: batches with true masks, a vocabulary that has not seen the test, all of the test evaluated."""
+"""The task of texts: batches with masks, a vocabulary from the training texts only, evaluation of all test texts."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from sinkformers.lab.data import Texts, TextSet
 from sinkformers.lab.tasks import texts as module
 from sinkformers.lab.tasks.texts import TextTask
 from sinkformers.lab.tasks.vocabulary import Vocabulary
-from sinkformers.lab.workbench.task import Keeps, Recipe
+from sinkformers.lab.workbench.task import HasFiles, Recipe
 
 WORDS = ["Alpha", "beta", "gamma<br />", "delta", "epsilon zeta", "eta"]
 
@@ -37,7 +37,7 @@ def task(seed=0, **settings):
     return TextTask(config.with_settings(settings), seed, text_set())
 
 
-def test_every_text_is_seen_once_an_epoch_in_an_order_of_its_own():
+def test_every_text_is_seen_once_per_epoch_in_a_new_order():
     made = task()
     first, second = (torch.cat(list(made.batches(epoch))) for epoch in (1, 2))
     assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(53))
@@ -46,16 +46,16 @@ def test_every_text_is_seen_once_an_epoch_in_an_order_of_its_own():
     assert not torch.equal(first, torch.cat(list(task(seed=1).batches(1))))
 
 
-def test_the_vocabulary_is_that_of_the_training_texts_and_is_kept():
+def test_the_vocabulary_is_learned_from_the_training_texts_and_saved():
     made = task()
     texts = [text.replace("<br />", "\n") for text in made.texts.train.texts]
     assert made.reader.vocabulary.sha256 == Vocabulary.learned(texts, 300).sha256 == made.facts["data"]["vocabulary"]
-    assert isinstance(made, Keeps)
+    assert isinstance(made, HasFiles)
     kept = Vocabulary.of_json(made.files()["vocabulary.json"].decode())
     assert kept.encode(["beta"]) == made.reader.vocabulary.encode(["beta"])
 
 
-def test_texts_are_cut_and_may_be_read_in_lower_case():
+def test_texts_are_truncated_and_optionally_in_lower_case():
     made = task(length=7, lower=True)
     lowered = [text.lower().replace("<br />", "\n") for text in made.texts.test.texts]
     expected = [numbers[:7] for numbers in made.reader.vocabulary.encode(lowered)]
@@ -76,7 +76,7 @@ def test_the_test_set_is_evaluated_in_full_text_by_text(monkeypatch, at_a_time):
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
 
-def test_what_is_observed_has_no_padding_in_it():
+def test_attention_is_measured_without_padding():
     made = task(n_iters=21)
     seen = made.observe(made.model())
     assert len(seen["layers"]) == 2

@@ -1,4 +1,4 @@
-"""The oddities of the authors' code, each as it is described; only the preset that says so has them."""
+"""The differences between the authors' code and the paper, each as described, and only in the preset `authors`."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_the_detached_potential_changes_the_gradient_and_not_the_weights(n_iters
 
 
 @pytest.mark.parametrize("n_iters", [1, 3])
-def test_padding_asks_and_is_not_asked(n_iters):
+def test_padding_is_a_query_but_no_key(n_iters):
     layer, x = SelfAttention(6, 2, n_iters=n_iters).double(), torch.randn(2, 9, 6, dtype=torch.float64)
     layer.__class__ = DetachedAttention
     found = layer(x, torch.arange(9) < torch.tensor([[9], [4]]))
@@ -86,7 +86,7 @@ def made():
     return figure4.task(preset, preset.arms[1], 0, None)
 
 
-def test_positions_are_noise_that_is_kept_and_not_trained(made):
+def test_positions_are_noise_that_is_saved_and_not_trained(made):
     assert isinstance(made, AuthorsTask)
     first, second = made.model(), made.model()
     assert not torch.equal(first.positions, second.positions)
@@ -96,7 +96,7 @@ def test_positions_are_noise_that_is_kept_and_not_trained(made):
     assert torch.equal(first.positions, second.positions)
 
 
-def test_all_texts_are_as_long_and_the_maximum_sees_their_padding(made):
+def test_all_texts_are_padded_to_the_same_length_and_the_maximum_includes_padding(made):
     model = made.model().eval()
     tokens = made.train.padded(torch.tensor([0]))[0]
     n = tokens.shape[1]
@@ -135,7 +135,7 @@ def test_an_even_number_of_iterations_is_refused(made):
         AuthorsTask(replace(made.config, n_iters=2), 0, load_opinions())
 
 
-def test_watching_leaves_the_model_as_it_is(made):
+def test_observing_does_not_change_the_model(made):
     model = made.model()
     assert len(made.observe(model)["layers"]) == 2
     attention = [layer for layer in model.modules() if isinstance(layer, SelfAttention)]

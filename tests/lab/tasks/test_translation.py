@@ -1,4 +1,4 @@
-"""The task of translation: losses by tokens, schedules that go on, and a BLEU of everything in the test set."""
+"""The task of translation: losses per token, schedules that continue, and BLEU of the whole test set."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ PIECES = PairSet(
 
 
 def few(n_train=60, n_test=13):
-    """Numbers from everywhere, so that lengths differ."""
+    """Numbers from the whole range, so that lengths differ."""
     whole = load_number_words()
     train = Pairs(*(side[:: 9000 // n_train][:n_train] for side in whole.train))
     test = Pairs(*(side[:: 500 // n_test][:n_test] for side in whole.tests["test"]))
@@ -49,7 +49,7 @@ def fresh_accelerator():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_every_pair_is_seen_once_an_epoch_in_an_order_of_its_own():
+def test_every_pair_is_seen_once_per_epoch_in_a_new_order():
     made = task()
     first, second = (torch.cat(list(made.batches(epoch))) for epoch in (1, 2))
     assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(60))
@@ -59,7 +59,7 @@ def test_every_pair_is_seen_once_an_epoch_in_an_order_of_its_own():
         assert len(batch) * int(made.longer[batch].max()) <= 200
 
 
-def test_orders_and_rates_go_on_from_what_was_begun():
+def test_orders_and_rates_continue_from_the_earlier_training():
     made, further = task(), task(begun=2)
     assert torch.equal(torch.cat(list(further.batches(1))), torch.cat(list(made.batches(3))))
     steps = len(made.batches(1))
@@ -67,7 +67,7 @@ def test_orders_and_rates_go_on_from_what_was_begun():
     assert further.facts == made.facts
 
 
-def test_a_loss_is_smoothed_and_summed_over_real_tokens():
+def test_a_loss_is_smoothed_and_summed_over_valid_tokens():
     made = task(n_iters=3)
     model, examples = made.model().double(), torch.tensor([40, 3, 59])
     expected, nll, count = 0.0, 0.0, 0
@@ -116,7 +116,7 @@ def test_perfect_translations_score_a_hundred(monkeypatch):
     assert made.evaluate(made.model(), Accelerator(cpu=True))["bleu"] == pytest.approx(100)
 
 
-def test_pieces_of_words_are_scored_as_words_both_ways(monkeypatch):
+def test_subwords_are_scored_as_words_in_both_metrics(monkeypatch):
     made = task(PIECES, vocabulary=None)
     assert (made.translator.source.size, made.translator.target.size) == (4 + 6, 4 + 6)
     truth = ["a two .", "two &apos;s guar ."]
@@ -131,7 +131,7 @@ def test_pieces_of_words_are_scored_as_words_both_ways(monkeypatch):
     assert "tok:13a" in data["signatures"]["bleu"]
 
 
-def test_pairs_that_are_too_long_are_left_out_of_training_only():
+def test_pairs_that_are_too_long_are_excluded_from_training_only():
     made = task(length=7)
     assert 0 < len(made.train.source) < 60
     assert int(made.train.source.lengths.max()) <= 7
@@ -140,7 +140,7 @@ def test_pairs_that_are_too_long_are_left_out_of_training_only():
     made.evaluate(made.model(), Accelerator(cpu=True))
 
 
-def test_vocabularies_are_of_the_training_pairs_and_kept():
+def test_vocabularies_come_from_the_training_pairs_and_are_saved():
     made = task()
     both = [*made.pairs.train.source, *made.pairs.train.target]
     assert made.translator.source.sha256 == made.translator.target.sha256 == Vocabulary.learned(both, 512).sha256
@@ -154,7 +154,7 @@ def test_only_the_encoder_is_observed():
     assert seen["columns"]["gap"] < 1e-3
 
 
-def test_what_stands_beside_the_papers_bleu_is_counted_as_it_is():
+def test_the_metric_beside_the_papers_bleu_is_computed_like_it():
     for artefact in (table2.TABLE2, figure2_translation.FIGURE2_TRANSLATION):
         metrics = [artefact.metric_of(preset) for preset in ("paper", "small", "smoke", "other")]
         assert metrics == ["bleu_tokenised", "bleu", "bleu", "bleu"]
@@ -172,7 +172,7 @@ def test_the_arms_of_table_2_are_its_protocol():
     assert made.begun == preset.config.recipe.epochs
 
 
-def test_the_sinkformer_that_goes_on_is_the_converted_transformer():
+def test_the_continued_sinkformer_is_the_converted_transformer():
     made = task(n_iters=1)
     model, built = made.model().eval(), task(n_iters=3).model().eval()
     built.load_state_dict(model.state_dict())

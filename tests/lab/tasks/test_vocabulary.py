@@ -1,4 +1,4 @@
-"""Vocabularies: every text comes back, marks are never text, and equal texts give equal vocabularies."""
+"""Vocabularies: every text is decoded exactly, special tokens are never text, equal texts give equal vocabularies."""
 
 import sys
 
@@ -17,14 +17,14 @@ def learned():
 
 
 @pytest.mark.parametrize("text", [*TEXTS[:3], *ODD])
-def test_every_text_comes_back_and_holds_no_mark(learned, text):
+def test_every_text_is_decoded_exactly_and_has_no_special_tokens(learned, text):
     numbers = learned.encode([text])[0]
     assert learned.decode(numbers) == text
     assert all(FIRST <= number < learned.size for number in numbers)
     assert learned.decode([BEGIN, *numbers, END, PAD]) == text
 
 
-def test_frequent_words_are_one_number(learned):
+def test_frequent_words_are_one_token(learned):
     assert learned.size == 280
     assert len(learned.encode([" not"])[0]) == 1
     assert len(learned.encode([" zebra"])[0]) > 1
@@ -39,7 +39,7 @@ def test_equal_texts_give_equal_vocabularies_and_json_keeps_them(learned):
     assert read.sha256 == learned.sha256
 
 
-def test_given_pieces_are_taken_as_they_are():
+def test_given_subwords_are_kept():
     texts = ["the ja@@ gu@@ ar sleeps .", "the end ."]
     vocabulary = Vocabulary.given(texts)
     assert vocabulary.size == FIRST + 7
@@ -52,7 +52,7 @@ def test_given_pieces_are_taken_as_they_are():
     assert (read.encode(texts), read.decode(numbers[0]), read.size) == (numbers, "the jaguar sleeps .", FIRST + 7)
 
 
-def test_spaces_are_no_pieces_and_a_cut_word_is_a_word():
+def test_spaces_are_no_subwords_and_subwords_are_joined():
     vocabulary = Vocabulary.given([" the  ja@@ guar ", "end "])
     assert vocabulary.size == FIRST + 4
     numbers = vocabulary.encode(["the  ja@@  guar "])[0]
@@ -61,7 +61,7 @@ def test_spaces_are_no_pieces_and_a_cut_word_is_a_word():
     assert vocabulary.decode(numbers[:-1]) == "the ja"
 
 
-def test_a_size_without_room_for_all_bytes_is_refused():
+def test_a_size_too_small_for_all_bytes_is_refused():
     with pytest.raises(ValueError, match=r"size must be ≥ 260, to hold every byte and the 4 marks; got 259"):
         Vocabulary.learned(TEXTS, 259)
 

@@ -1,4 +1,4 @@
-"""The theory's smoke preset: what every result comes to, the record and the page."""
+"""The smoke preset of the theory: every result, the record and the page."""
 
 import json
 import math
@@ -88,7 +88,7 @@ def test_particles_follow_their_equations(found):
     assert transformer.column("the paper's W_K⁻¹")[-1] > 2 * transformer.column("W_K⁻ᵀ")[-1]
 
 
-def test_the_rest_tells_what_it_should(found):
+def test_the_other_results_are_as_expected(found):
     assert all(o == pytest.approx(1, abs=0.25) for each in found.first_order.by_eps for o in each.orders.values())
     assert found.high_dimension.by_eps.orders["Sinkhorn"] == pytest.approx(1, abs=0.02)
     assert found.high_dimension.blind_from == 0.25
@@ -123,7 +123,7 @@ def test_the_record_is_plain_json(found):
     assert all(math.isfinite(x) for x in record["proposition4"]["measured"])
 
 
-def test_the_page_stands_alone(found, tmp_path, monkeypatch):
+def test_the_page_is_self_contained(found, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "run", lambda *_, **__: found)
     said = study.make(study.THEORY.presets["smoke"], tmp_path)
     assert "0.5000" in said

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, and a damaged one is refused with a sentence."""
+"""Checkpoints are written atomically, and damaged ones are refused."""
 
 import errno
 import resource
@@ -36,7 +36,7 @@ def test_a_changed_bit_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_a_file_cut_short_is_refused(tmp_path, keep):
+def test_a_truncated_file_is_refused(tmp_path, keep):
     checkpoint.write(tmp_path / "x", tensors(), {})
     content = (tmp_path / "x").read_bytes()
     (tmp_path / "x").write_bytes(content[:keep])
@@ -76,7 +76,7 @@ except ExperimentError as error:
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
 
 
-def test_an_optimiser_goes_on_as_if_nothing_had_happened():
+def test_an_optimiser_resumes_exactly():
     def steps(optimiser, parameter, n):
         for _ in range(n):
             (parameter**2).sum().backward()

@@ -1,4 +1,4 @@
-"""A training that another artefact has done is taken over, with the very bytes that doing it again would give."""
+"""Identical runs are copied between artefacts, byte for byte what training again would give."""
 
 import json
 
@@ -49,7 +49,7 @@ def read(folder, name):
     return (folder / name).read_bytes()
 
 
-def test_a_twin_is_taken_over_and_gives_the_bytes_of_a_training(tmp_path):
+def test_an_identical_run_is_copied_and_equals_a_training_byte_for_byte(tmp_path):
     train(FIRST, tmp_path / "shared")
     train(SECOND, tmp_path / "shared")
     train(SECOND, tmp_path / "alone")
@@ -67,7 +67,7 @@ def test_a_twin_is_taken_over_and_gives_the_bytes_of_a_training(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["seed", "unfinished", "damaged"])
-def test_what_differs_is_trained(change, tmp_path):
+def test_runs_that_are_not_identical_are_trained(change, tmp_path):
     train(FIRST, tmp_path, seeds="1" if change == "seed" else "0")
     if change == "unfinished":
         (tmp_path / "first/smoke/a-n-3/seed-0/metrics.json").unlink()
@@ -77,24 +77,24 @@ def test_what_differs_is_trained(change, tmp_path):
     assert "same_as" not in json.loads(read(tmp_path / "second/smoke/n-3/seed-0", "run.json"))
 
 
-def test_circumstances_must_agree(tmp_path):
+def test_identical_runs_agree_in_their_environment(tmp_path):
     train(FIRST, tmp_path)
     identity = {"seed": 0, "settings": {}, "config": {"n_iters": 3, "rate": 0.01}}
-    twin = tmp_path / "first/smoke/a-n-3/seed-0"
-    assert find_identical(tmp_path, ("first",), identity, {"precision": "no", "processes": 1}) == twin
+    identical = tmp_path / "first/smoke/a-n-3/seed-0"
+    assert find_identical(tmp_path, ("first",), identity, {"precision": "no", "processes": 1}) == identical
     assert find_identical(tmp_path, ("first",), identity, {"precision": "bf16", "processes": 1}) is None
     assert find_identical(tmp_path, ("first",), {**identity, "data": "more"}, {}) is None
     assert find_identical(tmp_path, ("other",), identity, {}) is None
 
 
 @pytest.mark.parametrize("chosen", [each for each in ARTEFACTS if each.identical_runs_in], ids=lambda each: each.name)
-def test_the_twins_of_the_catalogue_have_cells_in_common(chosen):
-    """Some arm of each small preset is one of its twin's, to the last setting."""
+def test_artefacts_that_declare_shared_runs_have_some(chosen):
+    """Some arm of each small preset has the same configuration as an arm of the other artefact."""
     own = [chosen.presets["small"].config.with_settings(arm.settings) for arm in chosen.presets["small"].arms]
     others = [
         preset.config.with_settings(arm.settings)
-        for twin in chosen.identical_runs_in
-        for preset in find(twin).presets.values()
+        for identical in chosen.identical_runs_in
+        for preset in find(identical).presets.values()
         for arm in preset.arms
     ]
     assert any(config in others for config in own)

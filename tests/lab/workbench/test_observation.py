@@ -43,7 +43,7 @@ def test_column_sums_of_all_layers_and_each():
         torch.testing.assert_close(torch.tensor(found["columns"]["quantiles"], dtype=torch.float64), expected)
 
 
-def test_watching_leaves_the_model_training():
+def test_observing_keeps_the_model_in_training_mode():
     model = Two(3).train()
     observe(model, lambda: model(torch.randn(1, 4, 6, dtype=torch.float64)))
     assert model.training

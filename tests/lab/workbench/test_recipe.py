@@ -1,6 +1,7 @@
-"""Rates that change with every step, and runs that go on with the model of another."""
+"""Rates that change with every step, and runs that continue from the model of another."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from toy import ToyTask
 
 from sinkformers.lab.artefacts import selection
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, ExperimentError, Preset, Run
-from sinkformers.lab.workbench import checkpoint
+from sinkformers.lab.workbench import checkpoint, runner
 from sinkformers.lab.workbench.display import Display
 from sinkformers.lab.workbench.locks import locked
 from sinkformers.lab.workbench.runner import train_missing
@@ -66,8 +67,8 @@ def train(folder, stop_after=None):
     return Training(task, {"seed": 0, **task.facts}, folder, Accelerator(cpu=True), hooks).run(0.0)
 
 
-def test_every_step_has_its_rate_also_after_a_stop(tmp_path):
-    """By hand: AdamW with the rate set before each step. 37 examples make 4 steps an epoch."""
+def test_every_step_has_its_rate_even_after_a_stop(tmp_path):
+    """By hand: AdamW with the rate set before each step. 37 examples make 4 steps per epoch."""
     torch.manual_seed(0)
     task = WarmTask()
     model = task.model()
@@ -110,7 +111,7 @@ def record(out, arm, seed=0):
     return json.loads((out / "toy" / "smoke" / arm / f"seed-{seed}" / "metrics.json").read_text())["epochs"]
 
 
-def test_a_cell_goes_on_with_the_trained_model_of_its_seed(artefact, tmp_path):
+def test_a_run_continues_from_the_trained_model_of_the_same_seed(artefact, tmp_path):
     assert train_runs(artefact, tmp_path) == []
     for seed in (0, 1):
         first, then = (tmp_path / "toy" / "smoke" / arm / f"seed-{seed}" for arm in ("first-n-1", "then-n-3"))
@@ -118,14 +119,14 @@ def test_a_cell_goes_on_with_the_trained_model_of_its_seed(artefact, tmp_path):
         task = ToyTask(seed, n_iters=3)
         model = task.model()
         model.load_state_dict(weights)
-        # Before training it is the other's model under another normalisation.
+        # Before training it is the model of the other run with another normalisation.
         at_first = record(tmp_path, "then-n-3", seed)[0]["test"]["loss"]
         assert at_first == pytest.approx(task.evaluate(model.eval(), None)["loss"], rel=1e-6)
         assert at_first != record(tmp_path, "first-n-1", seed)[-1]["test"]["loss"]
         assert (then / "note.txt").read_text() == "then-n-3"
 
 
-def test_a_cell_whose_start_is_not_there_is_refused_or_left(artefact, tmp_path):
+def test_a_run_whose_start_is_missing_is_refused(artefact, tmp_path):
     with pytest.raises(ExperimentError, match=r"then-n-3, seed 0 goes on with the model of first-n-1, and .* not fin"):
         train_runs(artefact, tmp_path, arms=["then-*"])
     train_runs(artefact, tmp_path, arms=["first-*"], seeds="0")
@@ -133,15 +134,30 @@ def test_a_cell_whose_start_is_not_there_is_refused_or_left(artefact, tmp_path):
     assert len(record(tmp_path, "then-n-3")) == 3
 
 
-def test_a_cell_waits_while_another_process_trains_its_start(artefact, tmp_path):
+def test_a_run_waits_while_another_process_trains_its_start(artefact, tmp_path):
     with locked(tmp_path / "toy/smoke/first-n-1/seed-0"):
         left = train_runs(artefact, tmp_path, seeds="0")
     assert [run.arm.name for run in left] == ["first-n-1", "then-n-3"]
     assert not (tmp_path / "toy/smoke/then-n-3").exists()
 
 
-def test_other_counts_leave_the_start_alone(artefact):
+def test_other_n_iters_do_not_change_the_start(artefact):
     runs = selection.select_runs(artefact, "smoke", n_iters="3,5", seeds="4")
     assert [run.arm.name for run in runs] == ["first-n-1", "then-n-3", "then-n-5"]
     assert runs[2].before == Path("toy/smoke/first-n-1/seed-4")
     assert Run("a", "b", Arm("c", {}), 0).before is None
+
+
+def test_a_run_that_another_process_finishes_before_it_is_locked_is_not_trained(artefact, tmp_path, monkeypatch):
+    """The other process finishes between the check and the lock."""
+    folder = tmp_path / "toy/smoke/first-n-1/seed-0"
+
+    @contextmanager
+    def finishing(folder):
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text("{}")
+        yield True
+
+    monkeypatch.setattr(runner, "locked", finishing)
+    assert train_runs(artefact, tmp_path, arms=["first-*"], seeds="0") == []
+    assert (folder / "metrics.json").read_text() == "{}"

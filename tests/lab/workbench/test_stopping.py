@@ -1,5 +1,4 @@
-"""Asked to end, a training saves between two steps, and the next run comes to the same bits; a second request ends it
-at once."""
+"""On a signal, a training saves between two steps and resumes to the same bits; a second signal ends it at once."""
 
 import os
 import signal
@@ -12,10 +11,10 @@ from accelerate.state import AcceleratorState
 from toy import ToyTask
 
 from sinkformers.lab.workbench import stopping as stopping_module
-from sinkformers.lab.workbench.stopping import SAME, Stopped, Stopping, end_of_pipe
+from sinkformers.lab.workbench.stopping import SAME_SIGNAL, Stopped, Stopping, end_of_pipe
 from sinkformers.lab.workbench.training import CHECKPOINT, Hooks, Training
 
-LATER = SAME + 0.05
+LATER = SAME_SIGNAL + 0.05
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def fresh_accelerator():
 
 
 class Interrupted(ToyTask):
-    """A task that does something when its losses, or its evaluations, are asked for so many times."""
+    """A task that does something after a number of calls of its losses or evaluations."""
 
     def __init__(self, do, *, losses=None, evaluation=None):
         super().__init__()
@@ -44,7 +43,7 @@ class Interrupted(ToyTask):
 
     def evaluate(self, model, accelerator):
         found = super().evaluate(model, accelerator)
-        torch.rand(3)  # a task may draw numbers while it evaluates
+        torch.rand(3)  # a task may use random numbers in its evaluation
         self._count("evaluation")
         return found
 
@@ -83,7 +82,7 @@ def same_bits(first, second):
         ({"evaluation": 4}, "epoch 3, step 4"),
     ],
 )
-def test_what_a_signal_stops_comes_to_the_same_bits(tmp_path, number, code, when, saved):
+def test_a_training_stopped_by_a_signal_resumes_to_the_same_bits(tmp_path, number, code, when, saved):
     whole = train(Interrupted(None), tmp_path / "whole")
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Stopped) as stopped:
@@ -112,7 +111,7 @@ def test_a_second_signal_ends_the_step(tmp_path):
     assert not (tmp_path / CHECKPOINT).exists()
 
 
-def test_a_signal_that_is_passed_on_at_once_is_not_a_second_one(tmp_path):
+def test_a_forwarded_signal_is_not_a_second_one(tmp_path):
     with pytest.raises(Stopped) as stopped:
         train(Interrupted(send(signal.SIGINT, signal.SIGTERM), losses=2), tmp_path)
     assert (stopped.value.code, stopped.value.saved) == (130, "epoch 1, step 2")
@@ -132,7 +131,7 @@ def test_when_the_parent_closes_its_side_of_the_pipe_the_training_is_saved(tmp_p
 
     def end():
         os.close(theirs)
-        time.sleep(0.2)  # the thread that waits for it must be given a turn
+        time.sleep(0.2)  # let the waiting thread run
 
     with pytest.raises(Stopped) as stopped:
         train(Interrupted(end, losses=3), tmp_path, parent=lambda: end_of_pipe(ours))

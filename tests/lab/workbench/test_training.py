@@ -1,4 +1,4 @@
-"""The loop: what it computes, by hand; and that it may be stopped at any step without a trace in the result."""
+"""The training loop equals a plain loop, and may be stopped at any step without changing the result."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def test_a_batch_in_parts_is_the_same_batch(tmp_path, size):
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 3, 4, 5, 10])
-def test_stopped_at_any_step_it_comes_to_the_same_bits(tmp_path, stop_after):
+def test_a_training_stopped_at_any_step_resumes_to_the_same_bits(tmp_path, stop_after):
     task = ToyTask()
     folder = tmp_path / "stopped"
     folder.mkdir()
@@ -162,7 +162,7 @@ finally:
 """
 
 
-def test_two_processes_do_what_one_does(tmp_path):
+def test_two_processes_give_the_result_of_one(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DISTRIBUTED)
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))

@@ -1,7 +1,6 @@
-"""What an experiment is made of: an artefact has presets, a preset has arms, and an arm and a seed are a run.
+"""The parts of an experiment: an artefact has presets, a preset has arms, and an arm with a seed is a run.
 
-A run is trained once and kept in a folder of its own. The arms of a preset differ in what `Arm.settings` says, and in
-nothing else.
+A run is trained once and has a folder of its own. The arms of a preset differ only in their settings.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ if TYPE_CHECKING:
     from sinkformers.lab.workbench.task import Task
 
 # The files of a run.
-METRICS_FILE = "metrics.json"  # its record; with it a run is finished
-RUN_FILE = "run.json"  # what made the record
+METRICS_FILE = "metrics.json"  # the record; a run that has it is finished
+RUN_FILE = "run.json"  # versions, machine and times
 MODEL_FILE = "model.safetensors"  # the trained weights
-LOG_FILE = "log.jsonl"  # a line an epoch
+LOG_FILE = "log.jsonl"  # one line per epoch
 
 
 class ExperimentError(Exception):
-    """Something its user can change; the message says what, and how."""
+    """An error that the user can fix; the message says how."""
 
 
 def retrain_hint(folder: Path) -> str:
-    """What helps where the model of a finished run cannot be used."""
+    """Return the remedy for a finished run whose model cannot be used."""
     return f"If no other copy is there, delete the folder {folder} and train the run again."
 
 
@@ -34,9 +33,9 @@ def retrain_hint(folder: Path) -> str:
 class Arm:
     """One side of a comparison. `settings` always holds `n_iters`: 1 is the Transformer."""
 
-    name: str  # names the folder of its runs
+    name: str  # also the name of its folder
     settings: Mapping[str, Any]
-    after: str | None = None  # the arm before it, whose trained model of the same seed this one goes on with
+    after: str | None = None  # arm whose trained model, of the same seed, this one starts from
 
     @property
     def n_iters(self) -> int:
@@ -48,18 +47,18 @@ class Preset:
     """One scale at which an artefact is run."""
 
     about: str
-    takes: str
+    takes: str  # time and hardware, as text
     data: str = ""  # name of the data set; "" if no files are read
     seeds: tuple[int, ...] = ()
     arms: tuple[Arm, ...] = ()
     config: Any = None  # a dataclass of plain values, shared by all arms
-    floor: float | None = None  # the metric that the SoftMax arms must reach before arms are compared
-    metric: str | None = None  # where it is not its artefact's
+    floor: float | None = None  # value that the SoftMax arms must reach before arms are compared
+    metric: str | None = None  # if it differs from the artefact's
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained and kept as a unit."""
+    """One training: an arm and a seed."""
 
     artefact: str
     preset: str
@@ -72,25 +71,25 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where the run lives, below the output folder."""
+        """The folder of the run, relative to the output folder."""
         return Path(self.artefact, self.preset, self.arm.name, f"seed-{self.seed}")
 
     @property
     def before(self) -> Path | None:
-        """Where the run lives that must be finished before this one begins."""
+        """The folder of the run that this one continues, which must be finished first; None if there is none."""
         return None if self.arm.after is None else self.folder.parents[1] / self.arm.after / self.folder.name
 
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run as it is read back: `metrics.json` and `run.json` of its folder."""
+    """A finished run as read from `metrics.json` and `run.json` in its folder."""
 
     metrics: Mapping[str, Any]
     run: Mapping[str, Any]
 
     @property
     def is_continued(self) -> bool:
-        """Whether it went on with the trained model of another run."""
+        """Whether it started from the trained model of another run."""
         return bool(self.metrics.get("after"))
 
     @property
@@ -105,13 +104,14 @@ class Artefact:
 
     name: str
     title: str
-    paper: str  # the paper's number, in words
+    paper: str  # the paper's result, as text
     metric: str = "accuracy"  # of epochs[…]["test"]
     presets: Mapping[str, Preset] = field(default_factory=dict)
     paper_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # arm → {"median": …, "best": …}
     task: Callable[[Preset, Arm, int, Path | None], Task] | None = None
-    identical_runs_in: tuple[str, ...] = ()  # artefacts some of whose runs are the same trainings
-    make: Callable[[Preset, Path], str] | None = None  # where nothing is trained: fills a folder, says what is in it
+    identical_runs_in: tuple[str, ...] = ()  # artefacts that share some runs with this one
+    make: Callable[[Preset, Path], str] | None = None  # if nothing is trained: writes to a folder, returns text
 
     def metric_of(self, preset: str) -> str:
+        """Return the name of the metric by which the runs of a preset are compared."""
         return (preset in self.presets and self.presets[preset].metric) or self.metric

@@ -2,9 +2,9 @@
 
     sinkformers figure attention --out docs/assets/attention.png
 
-The scores imitate a trained head: every query prefers its neighbours, and a few keys are liked by everyone. SoftMax
-(n_iters = 1) lets those few collect most of the attention; the column steps hand out the same amount to every key,
-and keep what sets the queries apart.
+The scores imitate a trained head: every query prefers its neighbours, and a few keys have high scores with all queries.
+Under SoftMax (n_iters = 1) those few receive most of the attention. The column steps give every key the same amount,
+and keep the differences between queries.
 """
 
 from __future__ import annotations

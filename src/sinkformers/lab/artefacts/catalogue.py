@@ -33,4 +33,5 @@ ARTEFACTS = (
 
 
 def find(name: str) -> Artefact | None:
+    """Return the artefact of this name, or None."""
     return next((artefact for artefact in ARTEFACTS if artefact.name == name), None)

@@ -7,7 +7,7 @@ The paper reads three statements off its picture, and they hold here as numbers:
 
 - K⁰ = exp(C): one interaction dominates, it is more than 9/10 of the whole matrix;
 - K¹ (SoftMax): one cluster is ignored, its keys receive less than 1/100 each;
-- K^∞ (Sinkhorn): all points take part, every key receives 1.
+- K^∞ (Sinkhorn): all points interact, every key receives 1.
 
 The paper does not publish its points. Ours are two Gaussian clusters, moved away from the origin so that the keys of
 one cluster score higher with every query.

@@ -4,7 +4,7 @@
 
 The paper finds that "the learning process makes the attention matrices more and more doubly stochastic". Its plot
 starts after the first epoch; here epoch 0 is before training. The model is the one-layer ViT of Figure 6, with a CLS
-token and with mean pooling, and the Sinkformer stands beside it.
+token and with mean pooling, and is compared with the Sinkformer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     sinkformers run figure2-points --preset small --data DIR
 
 The models are those of the lower half of Table 1. The paper's plot starts after the first epoch; here epoch 0 is before
-training. SoftMax stands beside the normalisation that the Transformer was published with, whose rows sum to 1 too.
+training. SoftMax is compared with the normalisation that the Transformer was published with, whose rows also sum to 1.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     sinkformers run figure2-translation --preset small --data DIR
 
-The model is that of Table 2. Epoch 0 is before training; the paper's plot starts later. The Sinkformer, trained from
-the beginning, stands beside the Transformer.
+The model is that of Table 2. Epoch 0 is before training; the paper's plot starts later. The Transformer is compared
+with a Sinkformer that is trained from scratch.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     sinkformers run figure3 --preset small --data DIR
 
-They are the models of the upper half of Table 1, one seed each: a run that `table1-set` has finished in the same
-output folder is taken over from it, and its report draws the curves of all seeds. The paper plots the error, 1 −
-accuracy, and the loss.
+The models are those of the upper half of Table 1, with one seed each. A run that `table1-set` has finished in the same
+output folder is copied, and the report of `table1-set` draws the curves of all seeds. The paper plots the error,
+1 − accuracy, and the loss.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     sinkformers run figure4 --preset small --data DIR
 
 The vocabulary is byte-level BPE, learned from the training reviews; the authors' is a SentencePiece model of as many
-pieces. `authors` does what their code does otherwise than the paper says, which `figure4_authors.py` lists.
+pieces. `authors` follows their code where it differs from the paper; `tasks/texts_authors.py` lists the differences.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ OPINIONS = replace(
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TextTask:
+    """Return the task of an arm."""
     texts = load_imdb(data_folder(data)) if preset.data == "imdb" else load_opinions()
     config = preset.config.with_settings(arm.settings)
     return AuthorsTask(config, seed, merged(texts)) if config.authors else TextTask(config, seed, texts)

@@ -2,8 +2,8 @@
 
     sinkformers run figure5 --preset small --data DIR
 
-The authors' code crops and flips at random in validation too; here test images are taken as they are, and `authors`
-differs from `paper` by its learning rate only.
+The authors' code also crops and flips validation images at random. Here test images are not changed, and `authors`
+differs from `paper` only in the learning rate.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ DIGITS = replace(
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
+    """Return the task of an arm."""
     images = load_digits() if preset.data == "digits" else load_dogs_vs_cats(data_folder(data), preset.config.image)
     return ImageTask(preset.config.with_settings(arm.settings), seed, images)
 

@@ -3,8 +3,8 @@
     sinkformers run figure6 --preset small --data DIR
 
 The paper has no CLS token when it says that both models are equivalent at patch 28, where there is a single patch; its
-authors' code has one. `paper` and `small` read out the mean of the patches, `authors` a CLS token. The paper gave the
-two arms different learning rates; here every arm is run at both.
+authors' code has one. `paper` and `small` classify the mean of the patches, `authors` a CLS token. The paper uses
+different learning rates for the two arms; here every arm is run at both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sinkformers.lab.data import data_folder, load_digits, load_mnist
 from sinkformers.lab.tasks.images import ImageTask, VisionConfig
 from sinkformers.lab.workbench.task import Recipe
 
-N_ITERS = 5  # as in the authors' code; the paper is silent
+N_ITERS = 5  # as in the authors' code; the paper does not state it
 RATES = (1e-3, 2e-3)
 PATCHES = (28, 14, 7, 4, 2)
 
@@ -39,7 +39,7 @@ DIGITS = replace(
 
 
 def arms(patches: tuple[int, ...], rates: tuple[float, ...], tied: int | None = None) -> tuple[Arm, ...]:
-    """SoftMax and Sinkhorn for every patch and rate; at the patch `tied` also with W_Q = W_K."""
+    """Return SoftMax and Sinkhorn arms for every patch size and rate; for the patch size `tied` also with W_Q = W_K."""
     settings: list[dict[str, Any]] = [
         {"patch": patch, "rate": rate, "n_iters": n_iters}
         for patch in patches
@@ -51,11 +51,13 @@ def arms(patches: tuple[int, ...], rates: tuple[float, ...], tied: int | None = 
 
 
 def name(settings: dict[str, Any]) -> str:
+    """Return the name of an arm."""
     tied = "-tied" if settings.get("tie_qk") else ""
     return f"patch-{settings['patch']}{tied}-rate-{settings['rate']:g}-n-{settings['n_iters']}"
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
+    """Return the task of an arm."""
     images = load_digits() if preset.data == "digits" else load_mnist(data_folder(data))
     return ImageTask(preset.config.with_settings(arm.settings), seed, images)
 

@@ -1,4 +1,4 @@
-"""Which runs a command asks for: a preset, and what its user picks from it."""
+"""Selection of runs: those of a preset, restricted or extended by options of the command."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from sinkformers.lab.artefacts.artefact import Arm, Artefact, ExperimentError, P
 from sinkformers.lab.artefacts.catalogue import ARTEFACTS, find
 
 LARGEST = 999_999_999
-MOST = 10_000  # runs of one command
+MOST = 10_000  # largest number of runs per command
 
 
 def artefact_named(name: str) -> Artefact:
+    """Return the artefact; an unknown name raises `ExperimentError` with all names."""
     found = find(name)
     if found is None:
         names = ", ".join(artefact.name for artefact in ARTEFACTS)
@@ -24,6 +25,7 @@ def artefact_named(name: str) -> Artefact:
 
 
 def preset_named(artefact: Artefact, name: str) -> Preset:
+    """Return the preset; an unknown name raises `ExperimentError` with all names."""
     if name not in artefact.presets:
         known = ", ".join(artefact.presets)
         raise ExperimentError(f"{artefact.name} has no preset {name!r}. Choose one of {known}.")
@@ -38,9 +40,9 @@ def select_runs(
     n_iters: str | None = None,
     arms: Sequence[str] = (),
 ) -> list[Run]:
-    """The runs of a preset, seed by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`.
+    """Return the runs of a preset, ordered by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`.
 
-    An arm that others go on with keeps its own number of iterations.
+    An arm that other arms continue keeps its own number of iterations.
     """
     preset = preset_named(artefact, preset_name)
     chosen = preset.arms
@@ -65,7 +67,7 @@ def select_runs(
 
 
 def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:
-    """`0-2,5` as (0, 1, 2, 5)."""
+    """Parse a list of numbers: `0-2,5` is (0, 1, 2, 5)."""
     ranges: list[range] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part, re.ASCII)
@@ -76,7 +78,7 @@ def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:
                 f"got {_shortened(text)}."
             )
         ranges.append(range(first, last + 1))
-    many = sum(map(len, ranges))  # before they are written out
+    many = sum(map(len, ranges))  # before the ranges are expanded
     if many > MOST:
         raise ExperimentError(f"{option} names {many:,} numbers, and {MOST:,} are the most; got {_shortened(text)}.")
     return tuple(dict.fromkeys(number for each in ranges for number in each))
@@ -87,5 +89,5 @@ def _shortened(text: str) -> str:
 
 
 def _with(arm: Arm, n_iters: int) -> Arm:
-    """The arm with another number of iterations, which its name ends on."""
+    """Return the arm with another number of iterations, in its settings and at the end of its name."""
     return Arm(re.sub(r"n-\d+$", f"n-{n_iters}", arm.name), {**arm.settings, "n_iters": n_iters}, arm.after)

@@ -2,10 +2,11 @@
 
     sinkformers run table1-pct --preset small --data DIR
 
-The Transformer was published with a normalisation of its own, two half steps of Sinkhorn, columns first: the arm
-`port-n-2`. SoftMax proper is `n-1`. The paper is silent on the Sinkformer's n_iters. Its authors did not publish this
-experiment; the usual port takes the paper's learning rate, 1e-4, times a hundred when it trains by SGD, pools by
-maximum only, and drops up to 7/8 of the points: `authors` follows it, without its weight decay and label smoothing.
+The Transformer was published with its own normalisation, two steps of Sinkhorn that start with columns: the arm
+`port-n-2`. Plain SoftMax is `n-1`. The paper does not state n_iters of the Sinkformer. Its authors did not publish this
+experiment. The usual port of the Point Cloud Transformer multiplies the paper's learning rate, 1e-4, by 100 for SGD,
+uses only maximum pooling, and drops up to 7/8 of the points: `authors` follows it, without its weight decay and label
+smoothing.
 """
 
 from __future__ import annotations

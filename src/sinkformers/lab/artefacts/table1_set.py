@@ -2,12 +2,12 @@
 
     sinkformers run table1-set --preset small --data DIR
 
-The paper draws 5,000 points a shape; ModelNet40's common files have 2,048 at most, so `paper` draws them from
+The paper samples 5,000 points per shape. ModelNet40's common files have at most 2,048, so `paper` samples them from
 Princeton's meshes. Scores are divided by √dim, and there are no LayerNorms, as in the Set Transformer's own code for
-ModelNet40. The authors' code differs from the paper: it has no SAB, drops half of what goes into the pooling and out of
-it, takes 1,000 points, and gives the Sinkformer alone LayerNorms, rows that sum to 1/n and, since its PMA has one seed,
-mean pooling. `authors` follows it but for one thing: that code stops iterating once the row potentials hardly move.
-Everywhere else the arms differ in n_iters alone, and a single seed stays SoftMax.
+ModelNet40. The authors' code differs from the paper: it has no SAB, uses dropout 0.5 before and after the pooling,
+takes 1,000 points, and gives only the Sinkformer LayerNorms, rows that sum to 1/n and, since its PMA has one seed, mean
+pooling. `authors` follows it with one exception: that code stops iterating when the row potentials hardly change. In
+all other presets the arms differ only in n_iters, and a PMA with a single seed uses SoftMax.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class SetConfig(PointConfig):
 
 
 def arms(*n_iters: int, prefix: str = "", **settings: Any) -> tuple[Arm, ...]:
+    """Return one arm per n_iters, with common `settings`."""
     return tuple(Arm(f"{prefix}n-{n}", {**settings, "n_iters": n}) for n in n_iters)
 
 

@@ -2,12 +2,12 @@
 
     sinkformers run table2 --preset small --data DIR
 
-A Transformer is trained, the arm `pretrain-n-1`. Two arms go on with its weights for a few epochs at a tenth of the
-rate: `continued-n-1` as it is, `continued-n-3` with Sinkhorn's algorithm in the encoder. Epoch 0 of the latter is the
+The arm `pretrain-n-1` trains a Transformer. Two arms continue from its weights for a few epochs at a tenth of the rate:
+`continued-n-1` without changes, `continued-n-3` with Sinkhorn's algorithm in the encoder. Epoch 0 of the latter is the
 un-adapted Sinkformer.
 
-The paper's BLEU is that of tokenised text in lower case, which `bleu_tokenised` is: `paper` is judged by it. `bleu` is
-of plain text, by sacrebleu. The rate goes on where fairseq's schedule stood, divided by ten; Adam's moments begin anew.
+The paper reports BLEU of tokenised text in lower case, which is `bleu_tokenised`, the metric of `paper`. `bleu` is
+sacrebleu's score of plain text. fairseq's schedule continues with the rate divided by ten; Adam's moments start at 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sinkformers.lab.data import data_folder, load_iwslt14, load_multi30k, load_
 from sinkformers.lab.tasks.translation import TranslationConfig, TranslationTask
 from sinkformers.lab.workbench.task import WarmRecipe
 
-N_ITERS = 3  # the paper is silent
+N_ITERS = 3  # the paper does not state it
 
 PAPER = TranslationConfig(
     recipe=WarmRecipe(epochs=30, batch=4096, rate=5e-4, warmup=4000, decay=1e-4),
@@ -56,7 +56,7 @@ NUMBERS = replace(
 
 
 def arms(config: TranslationConfig, more: int) -> tuple[Arm, ...]:
-    """Training, then `more` epochs at a tenth of the rate, as a Transformer and as a Sinkformer."""
+    """Return the arm that trains, and two that continue for `more` epochs as a Transformer and as a Sinkformer."""
     recipe = config.recipe
     first = Arm("pretrain-n-1", {"n_iters": 1, "rate": recipe.rate, "epochs": recipe.epochs})
     return (
@@ -69,6 +69,7 @@ def arms(config: TranslationConfig, more: int) -> tuple[Arm, ...]:
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TranslationTask:
+    """Return the task of an arm."""
     load = {"iwslt14": load_iwslt14, "multi30k": load_multi30k}.get(preset.data)
     pairs = load_number_words() if load is None else load(data_folder(data))
     begun = 0 if arm.after is None else preset.config.recipe.epochs

@@ -1,1 +1,1 @@
-"""Trained runs put to use: shapes, reviews and sentences that no data set holds."""
+"""Predictions of trained runs on new shapes, reviews and sentences."""

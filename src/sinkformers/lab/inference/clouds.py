@@ -1,4 +1,4 @@
-"""What a shape is, and where a trained model looks: one file of points or one mesh at a time."""
+"""Classification of one shape, from a file of points or a mesh, with the attention of the model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from sinkformers.modules.neighbours import take_points
 
 @dataclass(frozen=True)
 class Attention:
-    """Where a layer looks: places (m, 3) of what it sees, and the share of attention that each of them gets (m,).
+    """Attention of a layer: the points (m, 3) that it attends to, and the attention that each receives (m,).
 
-    A share of 1 is even. `picked` is the number of a place, if the shares are of those that look at it alone.
+    The attention is relative to the mean: 1 is uniform. If `picked` is set, it is the attention that the point `picked`
+    receives from each point.
     """
 
     layer: str
@@ -33,7 +34,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A shape (n, 3) as the model saw it, and its classes, the likeliest first."""
+    """A shape (n, 3) as the model saw it, and its classes, the most probable first."""
 
     file: Path
     points: Tensor
@@ -47,12 +48,12 @@ class CloudClassifier:
     def __init__(self, run: TrainedRun) -> None:
         assert isinstance(run.config, PointConfig)
         self.config, self.names = run.config, run.classes()
-        self.model: nn.Module = run.filled(run.config.model(len(self.names)))
+        self.model: nn.Module = run.load_into(run.config.model(len(self.names)))
 
     @torch.no_grad()
     def predict(self, file: Path, *, layer: str | None = None, point: int | None = None) -> Prediction:
-        """The class of the shape in a file. `layer` names the layer whose attention is shown, the last one if not;
-        `point` picks one of the places it sees."""
+        """Classify the shape in a file. `layer` selects the layer whose attention is returned, by default the last;
+        `point` selects one of the points that it attends to."""
         points = self._sampled(file)
         given = standardised(points) if self.config.standardise else points
         with watch_attention(self.model, keep_weights=True) as watch:
@@ -64,7 +65,7 @@ class CloudClassifier:
         return Prediction(file, points[0], classes, self._attention(points, weights, layer, point))
 
     def _sampled(self, file: Path) -> Tensor:
-        """Points (1, n, 3), as many as the model was trained with, in the unit sphere; the same every time."""
+        """Return points (1, n, 3), as many as the model was trained with, in the unit sphere; always the same."""
         n = self.config.points
         points = read_points(file, n)
         if len(points) < n:
@@ -86,23 +87,23 @@ class CloudClassifier:
         if layer is None and point is not None:
             seeing = {name: each for name, each in seeing.items() if len(each) == len(places)}
         if layer is not None and layer not in seeing:
-            raise ExperimentError(f"no layer {layer!r} looks at points. These do: {', '.join(seeing)}.")
+            raise ExperimentError(f"no layer {layer!r} attends to points. These do: {', '.join(seeing)}.")
         if not seeing:
             if point is not None:
-                raise ExperimentError("in this model points do not look at points, so that none can be picked.")
+                raise ExperimentError("in this model points do not attend to points, so --point cannot be used.")
             return None
         name = layer or list(seeing)[-1]
         rows, columns = seeing[name].shape
         if point is None:
             return Attention(name, places, seeing[name].sum(0) * columns / rows)
         if rows != columns:
-            raise ExperimentError(f"in {name} points are not looked at by points; choose another --layer.")
+            raise ExperimentError(f"in {name} points do not attend to points; choose another --layer.")
         if not 0 <= point < columns:
             raise ExperimentError(f"--point must be a number from 0 to {columns - 1}; got {point}.")
         return Attention(name, places, seeing[name][:, point] * rows, point)
 
     def _places(self, points: Tensor) -> Tensor:
-        """What attention sees of points (1, n, 3): all of them, or the centres of the last stage."""
+        """Return the points that attention sees of points (1, n, 3): all, or the centres of the last stage."""
         if isinstance(self.model, PointCloudTransformer):
             for stage in self.model.neighbourhoods(*on(self.model, points)):
                 points = take_points(points, stage.centres.cpu())

@@ -1,4 +1,4 @@
-"""What was predicted, as one page that opens offline, with every picture beside it as a file."""
+"""A page of predictions that opens offline, with every figure as a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_NAME, LONGEST_TITLE = 40, 160
 
 @dataclass(frozen=True)
 class Shown:
-    """One input: what it is called, what was found, and its picture."""
+    """One input: its name, the prediction and a figure."""
 
     name: str
     table: Table
@@ -31,13 +31,13 @@ class Shown:
 
 
 def write(title: str, shown: Sequence[Shown], out: Path) -> Path:
-    """Write `index.html` and a PNG for every input to `out`; returns the page."""
+    """Write `index.html` and a PNG per input to `out`; return the page."""
     out.mkdir(parents=True, exist_ok=True)
     sections = []
     for number, each in enumerate(shown, 1):
         file = out / f"{number:02}-{file_name(each.name)[:LONGEST_NAME]}.png"
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # a text may hold signs that the font has no picture of
+            warnings.filterwarnings("ignore", "Glyph")  # a text may hold characters that the font lacks
             save(each.figure, file)
         alt = f"Figure: {each.caption}"
         name = shorten(each.name, LONGEST_TITLE, placeholder=" …")

@@ -1,4 +1,4 @@
-"""Where a model looks, drawn: a shape coloured by attention, and the attention between the tokens of a sentence."""
+"""Figures of attention: a shape coloured by attention, and the attention between the tokens of a sentence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VIEWS = ((20, -60), (20, 30), (80, -90))  # elevation and azimuth, in degrees
-LEAST = 0.05  # the colours tell shares this far from 1 apart from 1
+LEAST = 0.05  # the colour scale covers at least 1 ± this
 MOST_LABELS = 60
 
 
 def cloud(prediction: Prediction) -> Figure:
-    """Three views of a shape, each place coloured by its share of attention: violet above the even share, orange
-    below; in grey, points that attention does not see."""
+    """Draw three views of a shape, each point coloured by the attention it receives: violet above the mean, orange
+    below, grey for points that attention does not see."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.6, 4.8), facecolor="white", layout="constrained")
@@ -50,7 +50,7 @@ def cloud(prediction: Prediction) -> Figure:
 
 
 def _scale(shares: Tensor) -> dict[str, Any]:
-    """Grey where attention is even, 1; the colours reach as far as the shares do."""
+    """Return a colour scale that is grey at 1, the mean, and covers all shares."""
     from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 
     colours = LinearSegmentedColormap.from_list("shares", [SOFTMAX, "#d8d8e4", SINKHORN[2]])
@@ -65,7 +65,7 @@ def _meaning(layer: str, picked: int | None) -> str:
 
 
 def sentence(attention: Attention) -> Figure:
-    """The weights between the tokens of a sentence, rows look at columns, and above them what each token receives."""
+    """Draw the weights between the tokens of a sentence (rows attend to columns), with the column sums above."""
     from matplotlib.figure import Figure
 
     n = len(attention.tokens)

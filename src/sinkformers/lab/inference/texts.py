@@ -1,4 +1,4 @@
-"""Reviews judged and sentences translated, a few lines at a time."""
+"""Classification of reviews and translation of sentences, a few lines at a time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sinkformers.lab.tasks.vocabulary import END, UNKNOWN, Vocabulary
 
 M = TypeVar("M", bound=nn.Module)
 PIECES = (
-    "most words of a text are unknown to this model, which was trained on text that was tokenised, put into lower case "
-    "and cut into pieces before; give it text prepared by the same script."
+    "most words of a text are unknown to this model, which was trained on text that was tokenised, converted to lower "
+    "case and split into subwords; give it text prepared by the same script."
 )
 MARKS = {END: "(end)", UNKNOWN: "(unknown)"}
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Weights (n, n) of a layer of the encoder, the mean of its heads, and how the n tokens are spelt."""
+    """Weights (n, n) of a layer of the encoder, the mean over its heads, and the n tokens as text."""
 
     layer: str
     tokens: list[str]
@@ -44,22 +44,23 @@ class Judge:
         self.reader = TextReader(run.file("vocabulary.json", Vocabulary.of_json), run.config)
         self.names = run.classes()
         build = partial(authors_model, run.config) if run.config.authors else run.config.model
-        self.model: nn.Module = run.filled(build(self.reader.vocabulary.size, len(self.names)))
+        self.model: nn.Module = run.load_into(build(self.reader.vocabulary.size, len(self.names)))
 
     @torch.no_grad()
     def __call__(self, lines: Sequence[str]) -> list[str]:
-        """The likeliest class of each text and its probability, with a tab between them."""
+        """Return the most probable class of each text and its probability, separated by a tab."""
         tokens, mask = self.reader.encode(lines).padded(torch.arange(len(lines)))
         likely, which = self.model(*on(self.model, tokens, mask)).softmax(-1).max(-1)
         return [f"{self.names[k]}\t{p:.3f}" for k, p in zip(which.tolist(), likely.tolist(), strict=True)]
 
     def doubts(self, lines: Sequence[str]) -> list[str]:
-        """What a reader of the answers should know."""
+        """Return warnings about the answers."""
         longest = self.reader.config.length
         cut = any(len(text) > longest for text in self.reader.whole(lines))
         return [f"the first {longest} tokens of a text are read, and some have more."] * cut
 
     def attention(self, line: str, layer: str | None = None) -> Attention:
+        """Return the attention of a layer, by default the last."""
         encoded = self.reader.encode([line])
         tokens, mask = encoded.padded(torch.arange(1))
         spelt = [self.reader.vocabulary.decode([number]) for number in tokens[0].tolist()]
@@ -74,23 +75,24 @@ class Translate:
         source, target = (run.file(f"{side}.json", Vocabulary.of_json) for side in ("source", "target"))
         self.translator = Translator(run.config, source, target)
         self.model = self.translator.model()
-        run.filled(self.model)
+        run.load_into(self.model)
 
     def __call__(self, lines: Sequence[str]) -> list[str]:
+        """Return the translation of each sentence."""
         return self.translator.translate(self.model, *self._padded(lines))
 
     def doubts(self, lines: Sequence[str]) -> list[str]:
-        """What a reader of the answers should know."""
+        """Return warnings about the answers."""
         longest, sources = self.translator.config.length, self.translator.sources(lines)
         cut = any(len(source) > longest for source in sources)
         doubts = [f"the last {longest} tokens of a text are read, and some have more."] * cut
         numbers = [number for source in sources for number in source if number != END]
-        # A vocabulary learned from plain text knows every text; one of files cut into pieces knows nothing else.
+        # A vocabulary learned from plain text encodes every text; one of subword files knows only those subwords.
         return doubts + [PIECES] * (2 * numbers.count(UNKNOWN) > len(numbers))
 
     @torch.no_grad()
     def attention(self, line: str, layer: str | None = None) -> Attention:
-        """The attention of the encoder."""
+        """Return the attention of a layer of the encoder, by default the last."""
         tokens, mask = self._padded([line])
         spelt = [MARKS.get(number) or self.translator.source.decode([number]) for number in tokens[0].tolist()]
         return _watched(self.model, lambda model: model.begin(*on(model, tokens, mask)), spelt, layer)
@@ -101,13 +103,13 @@ class Translate:
 
 @torch.no_grad()
 def _watched(model: M, run: Callable[[M], object], spelt: list[str], layer: str | None) -> Attention:
-    """What the tokens `spelt` pay each other while a copy of `model` runs: watching gives attention its own class."""
+    """Return the attention between the tokens `spelt`. It runs a copy: watching replaces the class of attention."""
     model = copy.deepcopy(model)
     with watch_attention(model, keep_weights=True) as watch:
         run(model)
     seen = {name: each.calls[0].weights for name, each in watch.items() if each.calls}
     if layer is not None and layer not in seen:
-        raise ExperimentError(f"there is no layer {layer!r} to watch. These there are: {', '.join(seen)}.")
+        raise ExperimentError(f"there is no layer {layer!r}. Choose one of {', '.join(seen)}.")
     name = layer or list(seen)[-1]
     weights = seen[name]
     assert weights is not None

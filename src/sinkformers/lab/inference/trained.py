@@ -1,4 +1,4 @@
-"""A finished run as a model: its configuration from its record, its weights, and the files it keeps."""
+"""A finished run as a model: its configuration, its weights and its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run. `config` is that of its arm, as it was when the run was trained."""
+    """A finished run. `config` is that of its arm, as it was trained."""
 
     folder: Path
     metrics: Mapping[str, Any]
@@ -31,7 +31,7 @@ class TrainedRun:
         return f"{self.metrics['artefact']}, {self.metrics['preset']}, {self.metrics['arm']}"
 
     def file(self, name: str, read: Callable[[str], T]) -> T:
-        """What `read` makes of the text of a file that the run keeps."""
+        """Return `read(text)` for the text of one of the run's files."""
         path = self.folder / name
         if not path.exists():
             raise ExperimentError(
@@ -39,17 +39,18 @@ class TrainedRun:
             )
         try:
             return read(path.read_text(encoding="utf-8"))
-        # What damaged text makes tokenizers raise is a bare Exception.
+        # tokenizers raises a bare Exception for damaged text.
         except Exception as error:
             raise ExperimentError(
                 f"{path} cannot be read ({error}), and the model cannot be used without it. {retrain_hint(self.folder)}"
             ) from error
 
     def classes(self) -> list[str]:
+        """Return the names of the classes."""
         return self.file("classes.json", json.loads)
 
-    def filled(self, model: nn.Module) -> nn.Module:
-        """The model with the run's weights, ready to be asked."""
+    def load_into(self, model: nn.Module) -> nn.Module:
+        """Load the weights of the run into `model`, and return it in evaluation mode."""
         weights, state = checkpoint.read(self.folder / MODEL_FILE, retrain_hint(self.folder))
         expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
@@ -70,7 +71,7 @@ class TrainedRun:
 
 
 def open_run(folder: Path) -> TrainedRun:
-    """The finished run at `folder`, or the only one below it."""
+    """Return the finished run at `folder`, or the only one below it."""
     found = sorted(path.parent for path in folder.rglob(METRICS_FILE))
     if len(found) != 1:
         reason = "holds no finished run" if not found else f"holds {len(found)} finished runs, such as {found[0]}"
@@ -94,12 +95,12 @@ def open_run(folder: Path) -> TrainedRun:
 
 
 def _config(example: Any, values: Mapping[str, Any]) -> Any:
-    """A configuration like `example` with the values of a record."""
+    """Return a configuration like `example` with the values of a record."""
     known = {field.name: values[field.name] for field in fields(example) if field.name in values}
     return replace(example, **{**known, "recipe": replace(example.recipe, **values["recipe"])})
 
 
 def on(model: nn.Module, *tensors: Tensor) -> list[Tensor]:
-    """Tensors, where the model is."""
+    """Return the tensors on the device of the model."""
     device = next(model.parameters()).device
     return [tensor.to(device) for tensor in tensors]

@@ -1,1 +1,1 @@
-"""Finished runs as tables, figures, sentences, and one page."""
+"""Reports on finished runs: tables, figures, sentences and one page."""

@@ -1,7 +1,7 @@
-"""Tables of a report written into a Markdown page, so that what the page states is what the records hold.
+"""Tables of a report in a Markdown page, so that the page always agrees with the records.
 
-A place in the page is `<!-- results: ARTEFACT PRESET PART -->` with `<!-- end -->` below it; whatever stands between
-them is replaced.
+A place in the page is `<!-- results: ARTEFACT PRESET PART -->` with `<!-- end -->` below it. Everything between them is
+replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS: dict[str, Callable[[Summary], str]] = {
 
 
 def filled(page: str, summaries: Sequence[Summary]) -> str:
-    """The page with every place of it filled anew; one whose records are not there is refused."""
+    """Return the page with all places filled. A place whose records are missing raises `ExperimentError`."""
     found = {(summary.artefact.name, summary.preset): summary for summary in summaries}
 
     def fill(place: re.Match[str]) -> str:

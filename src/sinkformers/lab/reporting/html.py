@@ -1,4 +1,4 @@
-"""Pages that need nothing but themselves: pictures lie inside, and nothing is loaded from elsewhere."""
+"""Self-contained pages: figures are embedded, and nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as a page shows it; `source` is a data URI."""
+    """A figure in a page; `source` is a data URI."""
 
     caption: str
     alt: str
@@ -23,7 +23,7 @@ class Picture:
 
 
 def picture(name: str, caption: str, stem: Path, write: Callable[[Path], None]) -> Picture:
-    """A figure, written beside the page in all formats under `stem` and its own name."""
+    """Write a figure beside the page in all formats, as `stem` and its name, and return it for the page."""
     files = [stem.with_name(f"{stem.name}-{name}{suffix}") for suffix in FORMATS]
     for file in files:
         write(file)
@@ -31,17 +31,17 @@ def picture(name: str, caption: str, stem: Path, write: Callable[[Path], None]) 
 
 
 def file_name(text: str) -> str:
-    """A text as part of a file's name."""
+    """Return a text that can be part of a file name."""
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "report"
 
 
 def data_uri(file: Path) -> str:
-    """A picture's bytes, in the place of its address."""
+    """Return an image file as a data URI."""
     return f"data:{KINDS[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode('ascii')}"
 
 
 def render(template: str, **values: Any) -> str:
-    """A page from one of the templates beside this file. Every value is escaped."""
+    """Render one of the templates beside this file. All values are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing but itself, and beside it every figure and every table as a file."""
+"""The report: one self-contained page, and every figure and every table as a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BY_EPOCH = (
 
 @dataclass(frozen=True)
 class Section:
-    """One artefact at one scale, ready to be printed."""
+    """One preset of an artefact, as the page shows it."""
 
     anchor: str
     summary: Summary
@@ -50,7 +50,7 @@ class Section:
 
 
 def write(summaries: Sequence[Summary], out: Path) -> Path:
-    """Write `index.html`, the figures (PNG and SVG) and the tables (CSV and Markdown) to `out`; returns the page."""
+    """Write `index.html`, the figures (PNG and SVG) and the tables (CSV and Markdown) to `out`; return the page."""
     out.mkdir(parents=True, exist_ok=True)
     sections = [_section(summary, out) for summary in summaries]
     for section in sections:
@@ -81,7 +81,7 @@ def _section(summary: Summary, out: Path) -> Section:
 
 
 def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
-    """Draw what the runs hold."""
+    """Draw all figures for which the runs hold data."""
     records = list(summary.records)
     setting = finals.swept(records)
     if setting is not None:

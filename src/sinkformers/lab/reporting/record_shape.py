@@ -1,4 +1,4 @@
-"""What the records of a cell must look like, as far as a report reads them: files may come from anywhere."""
+"""The expected structure of records, as far as reports read them. Files are not trusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Object:
-    """An object whose entries have the shapes given, where they are there; `entries` is the shape of all others."""
+    """A JSON object: `known` entries have these shapes if present, all others the shape `entries`."""
 
     known: Mapping[str, Any] = field(default_factory=dict)
     entries: Any = None
@@ -24,7 +24,7 @@ class List:
 
 
 NUMBER, WHOLE, TEXT = "a number", "a whole number", "a string"
-MEASURE = "a number or null"  # a null is a NaN that JSON could not hold
+MEASURE = "a number or null"  # JSON has no NaN: null means NaN
 LARGEST = 1e308
 MEASURES = Object(entries=MEASURE)
 COLUMNS = Object({"quantiles": List(MEASURE)}, entries=MEASURE)
@@ -48,8 +48,8 @@ RUN = Object({"seconds_per_epoch": List(NUMBER)})
 
 
 def fault(value: Any, shape: Any, where: str = "") -> str | None:
-    """How a value differs from its shape, in a few words; None where it does not. A null may stand for anything that
-    is not needed."""
+    """Return how a value differs from its shape, in a few words; None if it does not. Entries that are not needed may
+    be null."""
     if isinstance(shape, Object):
         return _fault_of_object(value, shape, where)
     if isinstance(shape, List):
@@ -84,7 +84,7 @@ def _below(where: str, name: str) -> str:
 
 
 def _is_huge(value: Any) -> bool:
-    """Whether no float can hold it, nor Python print it."""
+    """Whether an integer is too large for a float, and too long for Python to print."""
     return isinstance(value, int) and abs(value) > LARGEST
 
 

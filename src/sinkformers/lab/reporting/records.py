@@ -1,4 +1,4 @@
-"""Runs read back from their folders: what is finished, and the names of those that are not.
+"""Records of runs, read from their folders: finished runs, and the names of unfinished ones.
 
 A run is a folder `<artefact>/<preset>/<arm>/seed-<k>`; it is finished when it holds `metrics.json`. `find` takes any
 folder at or above runs: an output folder, an artefact, a preset, an arm, or a single run.
@@ -23,7 +23,7 @@ RUN_FOLDER = re.compile(r"seed-(\d+)")
 
 @dataclass(frozen=True, order=True)
 class Unfinished:
-    """A run without `metrics.json`: so many `epochs` are done, says its log."""
+    """A run without `metrics.json`; its log has so many `epochs`."""
 
     artefact: str
     preset: str
@@ -33,19 +33,24 @@ class Unfinished:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
+        """What identifies a run, as `run_key` of a record."""
         return self.artefact, self.preset, self.arm, self.seed
 
 
 @dataclass(frozen=True)
 class Found:
-    """All runs below some folders; the records are sorted by artefact, preset, settings and seed."""
+    """All runs below some folders. Records are sorted by artefact, preset, settings and seed."""
 
     records: tuple[Record, ...]
     unfinished: tuple[Unfinished, ...]
 
 
 def find(folders: Iterable[Path]) -> Found:
-    """Read every run at or below `folders`. The same run twice is one, unless its metrics differ."""
+    """Read every run at or below `folders`. A run that is found twice counts once.
+
+    Raises:
+        ExperimentError: if a record is damaged, or a run is found twice with different metrics.
+    """
     finished: dict[tuple[str, str, str, int], tuple[Path, Record]] = {}
     unfinished: dict[tuple[str, str, str, int], Unfinished] = {}
     for folder in _run_folders(folders):
@@ -65,7 +70,7 @@ def find(folders: Iterable[Path]) -> Found:
 
 
 def read(folder: Path) -> Record:
-    """A finished run. `run.json` may be missing: then nothing is known of its machine and its time."""
+    """Read a finished run. `run.json` may be missing: then machine and time are unknown."""
     metrics = _json(folder / METRICS_FILE, record_shape.METRICS)
     test = metrics["epochs"][-1].get("test") or {}
     if metrics["metric"] not in test:
@@ -75,27 +80,27 @@ def read(folder: Path) -> Record:
 
 
 def run_key(record: Record) -> tuple[str, str, str, int]:
-    """What makes two records the same run."""
+    """Return artefact, preset, arm and seed, which identify a run."""
     metrics = record.metrics
     return metrics["artefact"], metrics["preset"], metrics["arm"], metrics["seed"]
 
 
 def value(record: Record) -> float:
-    """The final value of the record's metric; NaN where training diverged, to infinity too."""
+    """Return the final value of the record's metric; NaN if training diverged."""
     final = number(record.final["test"], record.metrics["metric"])
     assert final is not None
     return final if math.isfinite(final) else math.nan
 
 
 def configs(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What the arms of a preset share: the leaves of each config, without what the settings of any arm name."""
+    """Return the leaves of each config, without those that are settings of any arm: what all arms should share."""
     settings = {name for record in records for name in record.metrics["settings"]}
     found = [_leaves(record.metrics.get("config") or {}) for record in records]
     return [{name: each for name, each in leaves.items() if name not in settings} for leaves in found]
 
 
 def number(values: Mapping[str, Any] | None, name: str) -> float | None:
-    """`values[name]`, or None where nothing was measured; a null is a NaN that JSON could not hold."""
+    """Return `values[name]`, or None if it was not measured. JSON has no NaN: null means NaN."""
     if not values or name not in values:
         return None
     return math.nan if values[name] is None else float(values[name])
@@ -127,7 +132,7 @@ def _run_folders(folders: Iterable[Path]) -> list[Path]:
 def _unfinished(folder: Path) -> Unfinished:
     artefact, preset, arm, seed = ("", "", "", *folder.resolve().parts)[-4:]
     log = folder / LOG_FILE
-    # A line that is being written has no end yet, and the first is of before training.
+    # A line that is being written has no line break yet; the first line is before training.
     epochs = max(0, log.read_bytes().count(b"\n") - 1) if log.exists() else 0
     return Unfinished(artefact, preset, arm, int(seed.removeprefix("seed-")), epochs)
 
@@ -135,7 +140,7 @@ def _unfinished(folder: Path) -> Unfinished:
 def _json(file: Path, shape: record_shape.Object) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        json.dumps(content, ensure_ascii=False).encode()  # half a character can be read, and not be printed
+        json.dumps(content, ensure_ascii=False).encode()  # lone surrogates can be read, but not printed
     except (OSError, ValueError, RecursionError) as error:
         raise ExperimentError(f"{file} cannot be read: {error}. Repair it, or delete it and train again.") from error
     fault = record_shape.fault(content, shape)

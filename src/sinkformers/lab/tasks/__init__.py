@@ -1,1 +1,1 @@
-"""What is trained: one file per kind of task, and what the tasks share."""
+"""Tasks: data, model, loss and metrics of each kind of experiment, and their common parts."""

@@ -1,4 +1,4 @@
-"""BLEU by sacrebleu, with the signature that says how it was counted."""
+"""BLEU by sacrebleu, with the signature of its settings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ class Bleu(NamedTuple):
 
 
 def bleu(written: Sequence[str], references: Sequence[str], *, tokenised: bool = False) -> Bleu:
-    """BLEU of translations against one reference each: of plain text, cut by sacrebleu's `13a`; or, if `tokenised`, of
-    words that are separated by spaces already, which scores of others can be compared with only if they were cut by
-    the same tokeniser."""
+    """Return BLEU of translations against one reference each.
+
+    Plain text is tokenised by sacrebleu's `13a`. If `tokenised`, words are already separated by spaces; such scores are
+    comparable only with those of the same tokeniser.
+    """
     measure = _library().BLEU(tokenize="none" if tokenised else "13a", force=True)
     score = measure.corpus_score(list(written), [list(references)]).score
     return Bleu(score, str(measure.get_signature()))
 
 
 def detokenised(text: str) -> str:
-    """Plain text of words that Moses' tokeniser separated: `that &apos;s it , &quot; he said &quot; .` becomes
-    `that's it, "he said".`"""
+    """Undo Moses' tokeniser: `that &apos;s it , &quot; he said &quot; .` becomes `that's it, "he said".`"""
     text = re.sub(r" @(\S)@ ", r"\1", text)  # a hyphen within a word
     text = html.unescape(text).replace("``", '"').replace("''", '"')
     text = re.sub(r" (n't|'\w{1,2})\b", r"\1", text)

@@ -1,4 +1,4 @@
-"""How classifiers of images, shapes and texts are measured: accuracy and loss over all test examples."""
+"""Metrics of classifiers of images, shapes and texts: accuracy and loss over all test examples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many of the labels are the likeliest class."""
+    """Return the number of examples whose label has the largest logit."""
     return (logits.detach().argmax(-1) == labels).sum().double()
 
 
 def entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum of cross-entropies."""
+    """Return the sum of cross-entropies."""
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
@@ -31,8 +31,11 @@ def measured(
     accelerator: Accelerator,
     loss: Callable[[Tensor, Tensor], Tensor] = entropy,
 ) -> dict[str, float]:
-    """Accuracy and mean loss over n examples. `answer` gives the logits and labels of a batch, and `batches` are those
-    of this process; all processes together have every example once."""
+    """Return accuracy and mean loss over n examples.
+
+    `answer` returns the logits and labels of a batch. `batches` are those of this process; together, the processes have
+    every example once.
+    """
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     for examples in batches:
         logits, labels = answer(examples)

@@ -1,4 +1,4 @@
-"""Classification of images by a ViT: what Figures 2, 5 and 6 have in common."""
+"""Classification of images by a ViT, for Figures 2, 5 and 6."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sinkformers.models import ViT
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-OBSERVED = 256  # test images whose attention is watched
+OBSERVED = 256  # test images on which attention is measured
 EVALUATED = 500  # test images at a time
 
 
@@ -33,12 +33,12 @@ class VisionConfig(TaskConfig):
     head_dim: int
     mlp_dim: int
     readout: str
-    crop: tuple[float, float] | None = None  # random crops of this share of the image, and flips, while training
+    crop: tuple[float, float] | None = None  # area of random crops in training, which are also flipped
     tie_qk: bool = False
 
 
 class ImageTask:
-    """Train a ViT on the training images, evaluate it on all test images, as they are."""
+    """Train a ViT on the training images, evaluate it on all test images without augmentation."""
 
     def __init__(self, config: VisionConfig, seed: int, images: ImageSet) -> None:
         self.config, self.seed, self.images = config, seed, images
@@ -98,17 +98,17 @@ class ImageTask:
         return observe(model, lambda: model(self._take(self.images.test, sample, model)[0]))
 
     def _take(self, images: Images, examples: Tensor, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Pixels, centred and scaled, and labels, where the model is."""
+        """Return standardised pixels and labels, on the device of the model."""
         device = next(model.parameters()).device
         pixels = (images.pixels[examples].to(device).float() / 255 - self.mean.to(device)) / self.std.to(device)
         return pixels, images.labels[examples].to(device)
 
 
 def random_crop(pixels: Tensor, share: tuple[float, float]) -> Tensor:
-    """A random part of each image (batch, channels, h, w), stretched to its size, and flipped half of the time.
+    """Return a random crop of each image (batch, channels, h, w), resized to (h, w), and flipped with probability ½.
 
-    The part covers a share of the area drawn between the two numbers given, with sides in a ratio between 3/4 and 4/3
-    (drawn on a logarithmic scale), and lies anywhere within the image.
+    The area of the crop is uniform between the two shares given, its aspect ratio log-uniform between 3/4 and 4/3, and
+    its position uniform.
     """
     n, device = len(pixels), pixels.device
     draw = torch.rand(5, n, device=device)
@@ -116,7 +116,7 @@ def random_crop(pixels: Tensor, share: tuple[float, float]) -> Tensor:
     ratio = torch.exp((2 * draw[1] - 1) * torch.log(torch.tensor(4 / 3)))
     width, height = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
     flip = torch.where(draw[4] < 0.5, -1.0, 1.0)
-    # The part's centre, with the image from −1 to 1.
+    # The centre of the crop, in coordinates from −1 to 1.
     x, y = (2 * draw[2] - 1) * (1 - width), (2 * draw[3] - 1) * (1 - height)
     none = torch.zeros_like(x)
     theta = torch.stack([torch.stack([width * flip, none, x], -1), torch.stack([none, height, y], -1)], 1)

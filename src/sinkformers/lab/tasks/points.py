@@ -1,4 +1,4 @@
-"""Classification of point clouds: what Table 1 and Figures 2 and 3 have in common."""
+"""Classification of point clouds, for Table 1 and Figures 2 and 3."""
 
 from __future__ import annotations
 
@@ -22,41 +22,42 @@ from sinkformers.modules.neighbours import Neighbourhoods
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-OBSERVED, OBSERVED_AT_A_TIME = 64, 8  # test shapes whose attention is watched
-EVALUATED = 64  # test shapes at a time
-CACHED = 256  # shapes at a time whose neighbourhoods are found
-SHAPES = ""  # the data set of presets that read none
+OBSERVED, OBSERVED_AT_A_TIME = 64, 8  # test shapes on which attention is measured
+EVALUATED = 64  # test shapes per batch
+CACHED = 256  # shapes per batch in the search for neighbours
+SHAPES = ""  # the data set of presets that read no files
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointConfig(TaskConfig):
-    """Test shapes are taken as they are: their first `points`, standardised if training shapes are."""
+    """Test shapes are not augmented: their first `points` are used, standardised if training shapes are."""
 
-    points: int  # of each shape
-    subset: bool = False  # drawn anew from all of a shape's points each time, while training; else the first
+    points: int  # per shape
+    subset: bool = False  # in training, draw random points of a shape each time instead of its first ones
     standardise: bool = False
-    scale: tuple[float, float] | None = None  # along each axis by a factor of its own
-    shift: float = 0.0  # along each axis, at most
-    turn: float = 0.0  # about z, in radians at most
-    drop: float = 0.0  # the largest share of points that is dropped
+    scale: tuple[float, float] | None = None  # range of random factors, one per axis
+    shift: float = 0.0  # largest random shift along each axis
+    turn: float = 0.0  # largest random rotation about z, in radians
+    drop: float = 0.0  # largest share of points that is dropped
 
     def model(self, classes: int) -> nn.Module:
+        """Return a new model."""
         raise NotImplementedError
 
     def neighbourhoods(self, points: Tensor) -> tuple[Neighbourhoods, ...] | None:
-        """What the model would find in points (batch, n, 3) whatever its weights; None where it looks for nothing."""
+        """Return the neighbourhoods in points (batch, n, 3) that the model uses; None if it uses none."""
         return None
 
     @property
     def keeps_points(self) -> bool:
-        """Whether a shape has the same points in every epoch, so that its neighbourhoods can be kept."""
+        """Whether a shape has the same points in every epoch, so that its neighbourhoods can be cached."""
         return not self.subset and self.drop == 0
 
 
 class PointTask:
     """Train a model on the training shapes, evaluate it on all test shapes.
 
-    Where shapes keep their points, neighbourhoods are found once, before shapes are scaled.
+    If shapes keep their points, neighbourhoods are computed once, before augmentation.
     """
 
     def __init__(self, config: PointConfig, seed: int, shapes: PointSet) -> None:
@@ -78,7 +79,7 @@ class PointTask:
     def batches(self, epoch: int) -> Sequence[Tensor]:
         order = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         batches = list(torch.randperm(len(self.shapes.train.labels), generator=order).split(self.recipe.batch))
-        if len(batches) > 1 and len(batches[-1]) == 1:  # BatchNorm cannot learn from one shape
+        if len(batches) > 1 and len(batches[-1]) == 1:  # BatchNorm needs more than one shape
             batches[-2:] = [torch.cat(batches[-2:])]
         return batches
 
@@ -112,7 +113,7 @@ class PointTask:
         return clouds.points[examples].to(device), clouds.labels[examples].to(device)
 
     def _augmented(self, points: Tensor) -> Tensor:
-        """Training shapes, each changed at random; what is drawn comes from torch's global generator."""
+        """Return randomly augmented training shapes, with torch's global generator."""
         config = self.config
         points = subset_of(points, config.points) if config.subset else points[:, : config.points]
         points = standardised(points) if config.standardise else points
@@ -122,7 +123,7 @@ class PointTask:
         return shifted(points, config.shift) if config.shift else points
 
     def _around(self, part: str, clouds: Clouds, examples: Tensor, points: Tensor) -> tuple[Any, ...]:
-        """The neighbourhoods of some shapes, as a further argument of the model if it takes one."""
+        """Return the neighbourhoods of some shapes, as a further argument of the model if it takes one."""
         if part not in self.kept:
             self.kept[part] = self._find(clouds.points[:, : self.config.points])
         kept = self.kept[part]
@@ -137,18 +138,18 @@ class PointTask:
             if around is None:
                 return None
             found.append([[each.to(torch.int16) for each in stage] for stage in around])
-        # Batches of stages of (centres, neighbours) to stages of them, each of all shapes.
+        # From batches of stages of (centres, neighbours) to stages, each for all shapes.
         return tuple(Neighbourhoods(*map(torch.cat, zip(*stage, strict=True))) for stage in zip(*found, strict=True))
 
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> PointTask:
-    """What an arm of Table 1 trains."""
+    """Return the task of an arm of Table 1."""
     config = preset.config.with_settings(arm.settings)
     return PointTask(config, seed, load(preset.data, config, data))
 
 
 def load(data: str, config: PointConfig, folder: Path | None) -> PointSet:
-    """The shapes of a preset, with no more points than its training draws from."""
+    """Return the shapes of a preset, with as many points as its training needs."""
     if data == SHAPES:
         return load_shapes(config.points)
     return load_modelnet40(data_folder(folder), None if config.subset else config.points)

@@ -1,4 +1,4 @@
-"""Sequences of different lengths: kept in one tensor, taken out padded, and batched with others as long."""
+"""Sequences of different lengths: stored in one tensor, returned padded, batched by similar length."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from sinkformers.lab.tasks.vocabulary import PAD
 
-POOL = 50  # batches whose examples are sorted together
+POOL = 50  # number of batches whose examples are sorted together
 
 
 class Ragged:
-    """Sequences of numbers. `lengths` (n,) says how long each is."""
+    """Sequences of tokens; `lengths` (n,) holds their lengths."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self.lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
@@ -24,7 +24,7 @@ class Ragged:
         return len(self.lengths)
 
     def padded(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """The sequences numbered `which`, (b, longest of them), and a mask that is True at their own numbers."""
+        """Return the sequences `which`, padded to (b, longest of them), and a mask that is True at valid tokens."""
         lengths = self.lengths[which]
         places = torch.arange(int(lengths.max()))
         mask = places < lengths[:, None]
@@ -33,10 +33,10 @@ class Ragged:
 
 
 def even_batches(lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
-    """All examples once, `size` in a batch but for one that has what is left, those of a batch about as long.
+    """Return batches of `size` examples of similar length, each example once; one batch has the remainder.
 
-    Examples are drawn into pools at random and sorted by length within each, so that batches differ from epoch to
-    epoch; then the batches are put into random order.
+    Examples are distributed at random into pools and sorted by length within each pool, so that batches differ between
+    epochs. Then the batches are shuffled.
     """
     order = torch.randperm(len(lengths), generator=generator)
     pools = [pool[lengths[pool].argsort(stable=True)] for pool in order.split(POOL * size)]
@@ -44,9 +44,9 @@ def even_batches(lengths: Tensor, size: int, generator: torch.Generator) -> list
 
 
 def token_batches(lengths: Tensor, most: int, generator: torch.Generator) -> list[Tensor]:
-    """All examples once, in batches of at most `most` tokens, padding included; `lengths` (n,) is of the longer side.
+    """Return batches of at most `most` tokens, padding included, each example once.
 
-    An example longer than that is a batch of its own.
+    `lengths` (n,) are those of the longer side. An example that is longer than `most` has a batch of its own.
     """
     order = torch.randperm(len(lengths), generator=generator)
     order = order[lengths[order].argsort(stable=True)]

@@ -1,4 +1,4 @@
-"""Classification of texts by an encoder: what Figure 4 trains."""
+"""Classification of texts by an encoder, for Figure 4."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sinkformers.models import TextEncoder
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-OBSERVED = 64  # test texts whose attention is watched
-AT_A_TIME = 16_384  # tokens, where nothing is trained
+OBSERVED = 64  # test texts on which attention is measured
+AT_A_TIME = 16_384  # tokens per batch in evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(TaskConfig):
     vocabulary: int
-    length: int  # what comes after so many tokens of a text is cut off
+    length: int  # texts are truncated to so many tokens
     dim: int
     depth: int
     heads: int
@@ -36,32 +36,36 @@ class TextConfig(TaskConfig):
     norm: str = "post"
     positions: str = "sinusoidal"
     dropout: float = 0.1
-    lower: bool = False  # whether texts are read in lower case
-    authors: bool = False  # whether it does what the authors' code did otherwise
+    lower: bool = False  # convert texts to lower case
+    authors: bool = False  # follow the authors' code where it differs from the paper
 
     def model(self, vocabulary: int, classes: int) -> TextEncoder:
+        """Return a new model."""
         return TextEncoder(**self.sizes(vocabulary, classes))
 
     def sizes(self, vocabulary: int, classes: int) -> dict[str, Any]:
+        """Return the arguments of `TextEncoder`."""
         names = ("length", "dim", "depth", "heads", "hidden", "norm", "positions", "dropout", "n_iters")
         return {"vocabulary": vocabulary, "classes": classes, **{name: getattr(self, name) for name in names}}
 
 
 class TextReader:
-    """Texts as the numbers that a model is given: line breaks and case as the configuration says, cut to its length."""
+    """Turns texts into tokens, with line breaks, case and length as configured."""
 
     def __init__(self, vocabulary: Vocabulary, config: TextConfig) -> None:
         self.vocabulary, self.config = vocabulary, config
 
     @classmethod
     def learned(cls, texts: Sequence[str], config: TextConfig) -> TextReader:
+        """Return a reader with a vocabulary learned from `texts`."""
         return cls(Vocabulary.learned(_normalised(texts, config), config.vocabulary), config)
 
     def whole(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers before they are cut."""
+        """Return all tokens of each text, without truncation."""
         return self.vocabulary.encode(_normalised(texts, self.config))
 
     def encode(self, texts: Sequence[str]) -> Ragged:
+        """Return the tokens of each text, truncated."""
         return Ragged([each[: self.config.length] for each in self.whole(texts)])
 
 
@@ -73,8 +77,8 @@ def _normalised(texts: Sequence[str], config: TextConfig) -> list[str]:
 class TextTask:
     """Train an encoder on the training texts, evaluate it on all test texts.
 
-    The vocabulary is learned from the training texts. A batch holds texts of like length, padded to the longest, and
-    the mask tells attention and read-out which tokens there are.
+    The vocabulary is learned from the training texts. A batch holds texts of similar length, padded to the longest; a
+    mask marks the valid tokens.
     """
 
     def __init__(self, config: TextConfig, seed: int, texts: TextSet) -> None:
@@ -97,7 +101,7 @@ class TextTask:
         return self.config.model(self.reader.vocabulary.size, len(self.texts.classes))
 
     def lengths(self, texts: Ragged) -> Tensor:
-        """How long each text is for its model."""
+        """Return the number of tokens of each text, as the model sees it."""
         return texts.lengths
 
     def batches(self, epoch: int) -> Sequence[Tensor]:
@@ -124,7 +128,7 @@ class TextTask:
         return measured(answer, mine, len(self.test), accelerator, self.loss)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
-        """Attention on texts from all over the test set, a few at a time."""
+        """Measure attention on texts spread over the test set, a few at a time."""
         sample = torch.linspace(0, len(self.test) - 1, min(OBSERVED, len(self.test))).long()
         parts = sample[self.test.lengths[sample].argsort(stable=True)].split(OBSERVED // 4)
         labels = self.texts.test.labels
@@ -132,7 +136,7 @@ class TextTask:
 
     @staticmethod
     def _answer(model: nn.Module, texts: Ragged, labels: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and labels, where the model is."""
+        """Return logits and labels, on the device of the model."""
         device = next(model.parameters()).device
         tokens, mask = texts.padded(examples)
         return model(tokens.to(device), mask.to(device)), labels[examples].to(device)

@@ -1,12 +1,12 @@
-"""What the authors' code for IMDb does otherwise than the paper says; the preset `authors` does the same.
+"""The authors' code for IMDb, where it differs from the paper; used by the preset `authors` of Figure 4.
 
 - All 50,000 reviews are merged and split 40,000/10,000.
-- The table of positions is overwritten by noise, which is not trained; embedded tokens are not dropped out.
-- Every text is padded to the full length. Padding has a position of its own and asks as a query, which Sinkhorn's
-  column sums count, but is no key; and the maximum runs over it too.
-- The column potential is detached: gradients take it for a constant.
+- The positional embeddings are overwritten by noise and not trained; there is no dropout on embeddings.
+- Every text is padded to the full length. Padding has a position of its own. It is masked as a key but not as a query,
+  so that it counts in the column sums, and it is included in the maximum pooling.
+- The column potential is detached: gradients treat it as a constant.
 - The loss applies SoftMax before a cross-entropy that applies it again.
-- The rate falls before the twelfth epoch, not after it.
+- The rate is reduced before the twelfth epoch, not after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPSILON = 1e-6  # of LayerNorm
 
 
 class AuthorsTask(TextTask):
-    """The task of Figure 4 with all of these at once."""
+    """The task of Figure 4 with all of these differences."""
 
     def __init__(self, config: TextConfig, seed: int, texts: TextSet) -> None:
         if config.n_iters % 2 == 0:
@@ -53,15 +53,16 @@ class AuthorsTask(TextTask):
         return softmax_twice(logits, labels)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
-        """Attention among the tokens of a text, padding left out."""
-        return super().observe(copy.deepcopy(model))  # watching gives attention its own class
+        """Measure attention between the tokens of a text, without padding."""
+        return super().observe(copy.deepcopy(model))  # watch_attention replaces the class of attention modules
 
 
 def authors_model(config: TextConfig, vocabulary: int, classes: int) -> TextEncoder:
+    """Return a new model as in the authors' code."""
     model = PaddedEncoder(**config.sizes(vocabulary, classes))
     for module in model.modules():
         if isinstance(module, SelfAttention):
-            module.__class__ = DetachedAttention  # it differs in methods only
+            module.__class__ = DetachedAttention  # only its methods differ
         elif isinstance(module, Encoder):
             module.__class__ = PaddedLayers
         elif isinstance(module, nn.LayerNorm):
@@ -70,14 +71,14 @@ def authors_model(config: TextConfig, vocabulary: int, classes: int) -> TextEnco
 
 
 class PaddedEncoder(TextEncoder):
-    """A text encoder that pads all texts to the longest there may be. Its positions are noise, the first of them that
-    of padding, and its maximum runs over all places."""
+    """A text encoder that pads all texts to the maximum length. Positional embeddings are noise, the first of them for
+    padding, and the maximum pooling includes padding."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
         del self.positions
         noise = torch.randn(self.length + 1, self.embed.embedding_dim)
-        self.register_buffer("positions", noise)  # with the weights: it cannot be made again
+        self.register_buffer("positions", noise)  # saved with the weights, since it is random
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         self._check(tokens)
@@ -89,15 +90,15 @@ class PaddedEncoder(TextEncoder):
 
 
 class PaddedLayers(Encoder):
-    """Layers that see padding as it is."""
+    """Layers that do not zero padding."""
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return x
 
 
 class DetachedAttention(SelfAttention):
-    """Self-attention with the weights of Sinkhorn's algorithm and the gradient of SoftMax at its column potential. What
-    the mask leaves out is no key, and a query all the same."""
+    """Self-attention with Sinkhorn's weights and the gradient of SoftMax at its column potential. Masked tokens are
+    masked as keys, but not as queries."""
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return x
@@ -118,25 +119,27 @@ class DetachedAttention(SelfAttention):
 
 
 def detached_sinkhorn(scores: Tensor, mask: Tensor | None, n_iters: int) -> Tensor:
-    """`sinkhorn(scores)` for odd `n_iters`, differentiated as if the last column potential g were a constant.
+    """Return `sinkhorn(scores)` for odd `n_iters`, with the gradient for a constant column potential g.
 
-    log W = scores + f + g, so W is the SoftMax of scores + (f + g), whose gradient does not see the rows' constant f.
+    log W = scores + f + g, so W is the SoftMax of scores + (f + g), and its gradient does not depend on f.
     """
     with torch.no_grad():
         weights = sinkhorn(scores, n_iters=n_iters, mask=mask)
         constant = torch.where(weights > 0, weights.log() - scores, -torch.inf)
-        constant = constant.masked_fill(~weights.any(-1, keepdim=True), 0.0)  # nothing to look at: even, then left out
+        constant = constant.masked_fill(
+            ~weights.any(-1, keepdim=True), 0.0
+        )  # empty rows: uniform here, and masked below
     even = torch.softmax(scores + constant, -1)
     return even if mask is None else even * mask
 
 
 def softmax_twice(logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the cross-entropies of probabilities that are taken for logits."""
+    """Return the sum of cross-entropies with probabilities in place of logits."""
     return F.cross_entropy(logits.softmax(-1), labels, reduction="sum")
 
 
 def merged(texts: TextSet) -> TextSet:
-    """Training and test texts together, a fifth of them, drawn once and for all, for testing."""
+    """Merge training and test texts, and use a fixed random fifth of them for testing."""
     together = [*texts.train.texts, *texts.test.texts]
     labels = torch.cat([texts.train.labels, texts.test.labels])
     order = torch.randperm(len(together), generator=torch.Generator().manual_seed(SPLIT_SEED))

@@ -1,4 +1,4 @@
-"""Translation by an encoder–decoder Transformer: what Table 2 and a panel of Figure 2 train."""
+"""Translation by an encoder–decoder Transformer, for Table 2 and a panel of Figure 2."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sinkformers.models import TranslationTransformer, beam_search
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-OBSERVED = 64  # test sentences whose attention is watched
-AT_A_TIME = 4096  # source tokens, where nothing is trained
+OBSERVED = 64  # test sentences on which attention is measured
+AT_A_TIME = 4096  # source tokens per batch in evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationConfig(TaskConfig):
-    """The recipe's batch is in tokens, of the longer side, its marks and padding included."""
+    """The recipe's batch size is in tokens of the longer side, with special tokens and padding."""
 
     recipe: WarmRecipe
-    vocabulary: int | None  # how many numbers both languages share; None where the files hold pieces of words
-    length: int  # of the longest sentence; longer pairs are left out of training
+    vocabulary: int | None  # size of the shared vocabulary; None if the files already hold subword tokens
+    length: int  # of the longest sentence; longer pairs are not used in training
     dim: int
     depth: int
     heads: int
@@ -42,50 +42,51 @@ class TranslationConfig(TaskConfig):
     smoothing: float = 0.1
     beam: int = 5
     penalty: float = 1.0
-    room: tuple[float, int] = (1.5, 10)  # a translation of n tokens may have so many times n, and so many more
+    room: tuple[float, int] = (1.5, 10)  # (a, b): the translation of n tokens has at most a n + b tokens
 
 
 class Encoded(NamedTuple):
-    """Sentences as numbers, each with its end; a target begins with its own mark."""
+    """Sentences as tokens, with an end token; targets also have a begin token."""
 
     source: Ragged
     target: Ragged
 
 
 class Translator:
-    """Sentences to numbers, and by a model to sentences of the other language."""
+    """Turns sentences into tokens, and translates them with a model."""
 
     def __init__(self, config: TranslationConfig, source: Vocabulary, target: Vocabulary) -> None:
         self.config, self.source, self.target = config, source, target
 
     @classmethod
     def learned(cls, config: TranslationConfig, pairs: Pairs) -> Translator:
-        """With the vocabularies of training pairs."""
+        """Return a translator with vocabularies from training pairs."""
         if config.vocabulary is None:
             return cls(config, Vocabulary.given(pairs.source), Vocabulary.given(pairs.target))
         both = Vocabulary.learned([*pairs.source, *pairs.target], config.vocabulary)
         return cls(config, both, both)
 
     def model(self) -> TranslationTransformer:
+        """Return a new model."""
         names = ("length", "dim", "depth", "heads", "hidden", "norm", "dropout", "n_iters")
         sizes = {name: getattr(self.config, name) for name in names}
         return TranslationTransformer(source_vocabulary=self.source.size, target_vocabulary=self.target.size, **sizes)
 
     def sources(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The numbers of each sentence, and its end."""
+        """Return the tokens of each sentence and an end token."""
         return [[*numbers, END] for numbers in self.source.encode(sentences)]
 
     def targets(self, sentences: Sequence[str]) -> list[list[int]]:
-        """A mark to begin with, the numbers of each sentence, and its end. A model is given all but the last, and
+        """Return a begin token, the tokens of each sentence and an end token. The model reads all but the last, and
         predicts all but the first."""
         return [[BEGIN, *numbers, END] for numbers in self.target.encode(sentences)]
 
     def fitting(self, sources: Sequence[Sequence[int]]) -> Ragged:
-        """Sources as a model takes them: what is too long loses its beginning."""
+        """Return sources as the model takes them: of long ones only the last tokens."""
         return Ragged([numbers[-self.config.length :] for numbers in sources])
 
     def translate(self, model: TranslationTransformer, source: Tensor, mask: Tensor) -> list[str]:
-        """The translations of padded sources (batch, n), by beam search."""
+        """Translate padded sources (batch, n) by beam search."""
         source, mask = (each.to(model.positions.device) for each in (source, mask))
         times, more = self.config.room
         limits = (mask.sum(1) * times + more).long().clamp(max=self.config.length)
@@ -95,10 +96,10 @@ class Translator:
 
 
 class TranslationTask:
-    """Train on pairs of about equal length, `recipe.batch` tokens at a time; translate the usual test set by beam
-    search, and count BLEU.
+    """Train on pairs of similar length, `recipe.batch` tokens at a time; translate the first test set by beam search,
+    and compute BLEU.
 
-    `begun` epochs came before, of the same batches in another order: rates and orders go on from there.
+    If the model was trained for `begun` epochs before, rates and the order of batches continue from there.
     """
 
     def __init__(self, config: TranslationConfig, seed: int, pairs: PairSet, *, begun: int = 0) -> None:
@@ -135,7 +136,7 @@ class TranslationTask:
         return _entropy(logits, expected, self.config.smoothing), {"nll": _entropy(logits.detach(), expected).double()}
 
     def weight(self, examples: Tensor) -> float:
-        return float(self.train.target.lengths[examples].sum() - len(examples))  # a mark to begin with is given
+        return float(self.train.target.lengths[examples].sum() - len(examples))  # begin tokens are not predicted
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
@@ -163,7 +164,7 @@ class TranslationTask:
         return self.translator.translate(model, *self.test.source.padded(examples))
 
     def _scores(self) -> list[tuple[str, bool]]:
-        """Names of measures, and whether each is of tokenised text, as published where the files are tokenised."""
+        """Return the names of the scores, and whether each is of tokenised text, as published for tokenised files."""
         return [("bleu", False), *([("bleu_tokenised", True)] if self.config.vocabulary is None else [])]
 
     def _score(self, translations: list[str]) -> dict[str, float]:
@@ -177,20 +178,20 @@ class TranslationTask:
         }
 
     def _trained_on(self, pairs: Pairs) -> Encoded:
-        """Without pairs that are too long."""
+        """Encode training pairs, without those that are too long."""
         longest = self.config.length
         both = zip(self.translator.sources(pairs.source), self.translator.targets(pairs.target), strict=True)
         kept = [(source, target) for source, target in both if max(len(source), len(target) - 1) <= longest]
         return Encoded(Ragged([source for source, _ in kept]), Ragged([target for _, target in kept]))
 
     def _tested_with(self, pairs: Pairs) -> Encoded:
-        """All pairs, cut to length."""
+        """Encode all test pairs, truncated."""
         targets = [target[: self.config.length + 1] for target in self.translator.targets(pairs.target)]
         return Encoded(self.translator.fitting(self.translator.sources(pairs.source)), Ragged(targets))
 
     @staticmethod
     def _predict(model: nn.Module, pairs: Encoded, examples: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (b, t, vocabulary) and the tokens (b, t) that they should predict, where the model is."""
+        """Return logits (b, t, vocabulary) and the expected tokens (b, t), on the device of the model."""
         device = next(model.parameters()).device
         source, mask = pairs.source.padded(examples)
         target = pairs.target.padded(examples)[0].to(device)
@@ -198,6 +199,6 @@ class TranslationTask:
 
 
 def _entropy(logits: Tensor, expected: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The sum of cross-entropies over real tokens."""
+    """Return the sum of cross-entropies over valid tokens."""
     options: dict[str, Any] = {"ignore_index": PAD, "reduction": "sum", "label_smoothing": smoothing}
     return F.cross_entropy(logits.flatten(0, 1), expected.flatten(), **options)

@@ -1,6 +1,6 @@
-"""Texts as numbers and back, by a vocabulary that only the training texts have shaped.
+"""Vocabularies, learned from training texts only: texts to tokens and back.
 
-Numbers below `FIRST` are no part of any text: a text that spells `<pad>` is text.
+Tokens below `FIRST` are special and never part of a text; the text `<pad>` is ordinary text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 FIRST = 4
-CONTINUED = "@@"  # ends a piece that the next one continues, as subword-nmt has it
+CONTINUED = "@@"  # end of a subword that the next one continues, as in subword-nmt
 
 
 class Vocabulary:
-    """A tokeniser of the library `tokenizers`, its numbers moved up by `FIRST`.
+    """A tokeniser of the library `tokenizers`, its tokens shifted by `FIRST`.
 
     Examples:
         >>> from sinkformers.lab.tasks.vocabulary import Vocabulary
@@ -37,13 +37,13 @@ class Vocabulary:
 
     @classmethod
     def learned(cls, texts: Sequence[str], size: int) -> Vocabulary:
-        """Byte-level BPE with at most `size` numbers in all, learned from `texts`. Every text has a spelling in it, and
-        comes back exactly."""
+        """Learn a byte-level BPE with at most `size` tokens from `texts`. It encodes every text, and decodes it
+        exactly."""
         library = _library()
         alphabet = library.pre_tokenizers.ByteLevel.alphabet()
         if size < FIRST + len(alphabet):
             raise ValueError(
-                f"Vocabulary: size must be ≥ {FIRST + len(alphabet)}, to hold every byte and the {FIRST} marks; "
+                f"Vocabulary: size must be ≥ {FIRST + len(alphabet)}, for every byte and the {FIRST} special tokens; "
                 f"got {size}."
             )
         tokenizer = library.Tokenizer(library.models.BPE())
@@ -57,14 +57,14 @@ class Vocabulary:
 
     @classmethod
     def given(cls, texts: Iterable[str]) -> Vocabulary:
-        """The pieces of texts that were cut into them before: what stands between spaces, the most frequent first.
+        """Return a vocabulary of texts that consist of subwords separated by spaces, the most frequent first.
 
-        A piece that is not among them becomes `UNKNOWN`. Decoding joins pieces to words.
+        Subwords that are not in it become `UNKNOWN`. Decoding joins subwords to words.
         """
         library = _library()
         counts = Counter(piece for text in texts for piece in text.split())
         pieces = sorted(counts, key=lambda piece: (-counts[piece], piece))
-        known = {"": 0} | {piece: number for number, piece in enumerate(pieces, 1)}  # "" is what is unknown
+        known = {"": 0} | {piece: number for number, piece in enumerate(pieces, 1)}  # "" is the unknown token
         tokenizer = library.Tokenizer(library.models.WordLevel(known, unk_token=""))
         tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
         return cls(tokenizer)
@@ -82,20 +82,20 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many numbers there are, marks included."""
+        """The number of tokens, special tokens included."""
         return self.tokenizer.get_vocab_size() + self._shift
 
     @property
     def _shift(self) -> int:
-        return FIRST - 1 if self._pieces else FIRST  # what is unknown takes the place of its mark
+        return FIRST - 1 if self._pieces else FIRST  # the unknown token of the tokeniser becomes UNKNOWN
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of each text, without marks."""
+        """Return the tokens of each text, without special tokens."""
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [[number + self._shift for number in encoding.ids] for encoding in encodings]
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text of some numbers; marks are left out."""
+        """Return the text of tokens; special tokens are skipped."""
         inner = [number - self._shift for number in numbers if number >= FIRST]
         if not self._pieces:
             return self.tokenizer.decode(inner, skip_special_tokens=False)
@@ -104,7 +104,7 @@ class Vocabulary:
 
 
 def joined(pieces: str) -> str:
-    """Pieces of words put together: `the ja@@ gu@@ ar` is `the jaguar`."""
+    """Join subwords to words: `the ja@@ gu@@ ar` becomes `the jaguar`."""
     return f"{pieces} ".replace(f"{CONTINUED} ", "").rstrip()
 
 

@@ -1,1 +1,1 @@
-"""The paper's propositions and its theorem, one file a result: each as numbers that can be checked."""
+"""The paper's propositions and its theorem in numbers, one file per result."""

@@ -34,7 +34,7 @@ class Cloud:
 
 
 def run(*, n: int = 180, frames: int = 25, seed: int = 4) -> Cloud:
-    """A dense cluster and a sparse one, which flow for a time of 0.1 in either direction."""
+    """Compute the flow of a dense and a sparse cluster over time 0.1, for both signs of W_V."""
     generator = torch.Generator().manual_seed(seed)
     points = 0.28 * torch.randn(n, 2, generator=generator, dtype=torch.float64)
     sparse = torch.arange(n) >= 3 * n // 4
@@ -55,7 +55,7 @@ def run(*, n: int = 180, frames: int = 25, seed: int = 4) -> Cloud:
 
 
 def draw(cloud: Cloud, path: Path | str) -> None:
-    """Where particles come from and where they end; as an animation where the suffix is .gif or .webp."""
+    """Draw the start, path and end of the particles; as an animation if the suffix is .gif or .webp."""
     if Path(path).suffix.lower() not in ANIMATED:
         figure = _panels(cloud, 3.4)[0]
         for (sign, arm), axes in zip(cloud.ways, figure.axes, strict=True):

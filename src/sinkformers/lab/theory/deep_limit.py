@@ -20,7 +20,7 @@ class DeepLimit:
 
 
 def run(*, depths: Sequence[int], n: int, dim: int = 3, seed: int = 0) -> DeepLimit:
-    """Layers `x ← x + (1/L) K x W_Vᵀ`, the weights K normalised 1, 3 and infinitely many times; and Heun's method."""
+    """Compare L layers `x ← x + (1/L) K x W_Vᵀ` with the flow, for n_iters 1, 3 and ∞, and Heun's method."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(n, dim, generator=generator, dtype=torch.float64)
     projections = Projections.tied(torch.randn(dim, dim, generator=generator, dtype=torch.float64) / 2)
@@ -43,7 +43,7 @@ def run(*, depths: Sequence[int], n: int, dim: int = 3, seed: int = 0) -> DeepLi
 
 
 def stack(x: Tensor, projections: Projections, depth: int, n_iters: float) -> Tensor:
-    """The residual network itself, with the library's operator and none of its flows."""
+    """Apply the residual network, with the operator of the library and without its flows."""
     for _ in range(depth):
         scores = x @ projections.interaction @ x.mT
         if n_iters == math.inf:

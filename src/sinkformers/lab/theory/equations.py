@@ -42,7 +42,7 @@ class Equations:
 
 
 def run(*, n: int, cells: int, eps: Sequence[float], plane: int, plane_eps: Sequence[float]) -> Equations:
-    """`n` particles on a line against the heat equations; `plane`² particles against Proposition 4's equation."""
+    """Compare `n` particles on a line with the heat equations, and `plane`² particles with Proposition 4's equation."""
     rows = []
     for width in eps:
         result = densities(n=n, eps=width, times=(0.0, TIME), cells=cells)
@@ -65,7 +65,7 @@ class Densities:
     equations: dict[str, DensityPath]
 
     def distance(self, arm: str, equation: str, k: int) -> float:
-        """∫|ρ_particles − ρ| at time k, from the first particle to the last."""
+        """Return ∫|ρ_particles − ρ| at time k, from the first particle to the last."""
         path = self.equations[equation]
         centres, density = particle_density(self.particles[arm][k])
         place = (centres + path.grid.reach) / path.grid.width - 0.5
@@ -76,7 +76,7 @@ class Densities:
 
 
 def densities(*, n: int, eps: float, times: Sequence[float], cells: int = 801) -> Densities:
-    """ρ ∝ (1 − x²)⁴ as `n` weighted particles, and on a grid."""
+    """Compute the flows of ρ ∝ (1 − x²)⁴ as `n` weighted particles, and the equations on a grid."""
     start, one = Bump(4, 1).quadrature(n), torch.eye(1, dtype=torch.float64)
     maps = {
         "Sinkhorn": AttentionMap(Projections.tied(one), eps=eps, recentred=True),
@@ -95,7 +95,7 @@ def densities(*, n: int, eps: float, times: Sequence[float], cells: int = 801) -
 
 
 def particle_density(measure: Measure) -> tuple[Tensor, Tensor]:
-    """The density of particles on a line, between neighbours: mean weight over distance."""
+    """Return the density of particles on a line between neighbours: mean weight over distance."""
     x, order = measure.points[:, 0].sort()
     weights = measure.weights[order]
     return (x[1:] + x[:-1]) / 2, (weights[1:] + weights[:-1]) / 2 / (x[1:] - x[:-1])
@@ -107,7 +107,7 @@ def _plane() -> tuple[Gaussian, Projections]:
 
 
 def _transformer(per_axis: int, widths: Sequence[float]) -> Sweep:
-    """The covariance after a time, of particles and of both versions of the equation."""
+    """Compare the covariance of particles with both versions of the equation."""
     density, projections = _plane()
     start = density.quadrature(per_axis, reach=4.0)
     ends = [
@@ -117,7 +117,7 @@ def _transformer(per_axis: int, widths: Sequence[float]) -> Sweep:
     rows = []
     for eps in widths:
         attention = AttentionMap(projections, eps=eps, cost="l2", n_iters=1, recentred=True)
-        # Equal steps: the outermost particles, almost without weight, see single others and would ask for tiny ones.
+        # Equal steps: the outermost particles, which have almost no weight, would force adaptive steps to be tiny.
         end = flow(attention, start, (0.0, TIME), method=RK4, h=TIME / 20)[-1].covariance()
         rows.append((eps, *((end - wanted).norm().item() for wanted in ends)))
     columns = ("ε", "W_K⁻ᵀ", "the paper's W_K⁻¹")
@@ -128,7 +128,7 @@ def _transformer(per_axis: int, widths: Sequence[float]) -> Sweep:
 
 
 def _finite_volumes() -> Sweep:
-    """The nonlocal equation on a grid against the exact Gaussian."""
+    """Compare the nonlocal equation on a grid with the exact Gaussian."""
     density, projections = _plane()
     velocity = transformer_limit(projections)
     end = gaussian_path(density, velocity, (0.0, TIME))[-1]

@@ -21,7 +21,7 @@ class FirstOrder:
 
 
 def run(*, per_axis: tuple[int, int], eps: tuple[Sequence[float], Sequence[float]]) -> FirstOrder:
-    """Errors by ε in one and two dimensions, with as many cells of quadrature along an axis."""
+    """Compute errors by ε in one and two dimensions, with `per_axis` quadrature points per axis."""
     return FirstOrder(tuple(_errors(dim, per_axis[dim - 1], eps[dim - 1]) for dim in (1, 2)))
 
 

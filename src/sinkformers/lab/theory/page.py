@@ -1,4 +1,4 @@
-"""The theory's page: every table, the figures, and what stands beside the paper's constants; one file, offline."""
+"""The page of the theory: all tables and figures, and our constants beside the paper's; one file that opens offline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Section:
 
 
 def write(study: Study, folder: Path, *, about: str) -> Path:
-    """Write `index.html` and its figures, PNG and SVG, to `folder`; returns the page."""
+    """Write `index.html` and its figures, PNG and SVG, to `folder`; return the page."""
     drawn = dict(_pictures(study, folder))
     sections = [
         Section(
@@ -62,14 +62,14 @@ def write(study: Study, folder: Path, *, about: str) -> Path:
 
 
 def sweeps(record: Any) -> Iterator[Sweep]:
-    """The tables of a record, in their order."""
+    """Yield the tables of a record, in order."""
     for each in fields(record):
         value = getattr(record, each.name)
         yield from (item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Sweep))
 
 
 def notes(name: str, record: Any) -> list[str]:
-    """What the two corrections come to, and what else is a single number."""
+    """Return sentences about the two corrections, and about other single numbers."""
     if name == "theorem1":
         return [
             f"The constant in T̄^∞ → −c ∇ρ/ρ, extrapolated to ε = 0: {record.constant:.6f} for (1 − x²)⁴, "

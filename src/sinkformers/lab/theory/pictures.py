@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def draw_densities(result: Densities) -> Figure:
-    """Dots are particles, lines the equations; a panel for Sinkhorn and one for SoftMax."""
+    """Draw particles as dots and solutions of the equations as lines, with a panel each for Sinkhorn and SoftMax."""
     from matplotlib.lines import Line2D
 
     figure, ((left, right),) = grid(1, 2, height=3.2)
@@ -85,6 +85,7 @@ def energies(*, n: int = 60, frames: int = 21, seed: int = 0) -> Energies:
 
 
 def draw_energies(result: Energies) -> Figure:
+    """Draw energies over time, with a panel each for the raw and the recentred flows."""
     figure, ((left, right),) = grid(1, 2, height=3.0)
     panels = (
         (left, result.raw, "F^∞ along T^∞ and T¹"),
@@ -101,7 +102,7 @@ def draw_energies(result: Energies) -> Figure:
 
 
 def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure:
-    """Errors against the parameter on logarithmic axes, a panel a sweep; the orders stand in the legend."""
+    """Draw errors against the parameter on logarithmic axes, one panel per sweep; the legend has the orders."""
     columns = 2 if len(sweeps) in (2, 4) else min(3, len(sweeps))
     figure, rows = grid(-(-len(sweeps) // columns), columns, height=4.6)
     panels = [axes for row in rows for axes in row]
@@ -125,7 +126,7 @@ def _draw_sweep(axes: Axes, each: Sweep) -> None:
         line = axes.loglog(parameter, each.column(name), style, marker="o", markersize=3, color=colour)
         line[0].set_label(name + order)
     low, high = axes.get_ylim()
-    if high < 100 * low:  # less than two decades need marks of their own
+    if high < 100 * low:  # less than two decades need more ticks
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""Proposition 1: Sinkhorn's limit does not see terms of one point; SoftMax sees those of the keys."""
+"""Proposition 1: Sinkhorn's limit is invariant to terms of one point; SoftMax is not invariant to those of the keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Proposition1:
 
 
 def run(*, n: int, dim: int = 3, seed: int = 0) -> Proposition1:
-    """How far weights move when `f_i`, `g_j` or both are added to scores (n, n), or dot products become distances."""
+    """Measure how weights change if `f_i`, `g_j` or both are added to scores (n, n), or for distances as scores."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:

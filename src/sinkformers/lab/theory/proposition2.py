@@ -23,7 +23,7 @@ class Proposition2:
 
 
 def run(*, n: int, dim: int = 2, steps: tuple[int, ...] = (8, 16, 32), seed: int = 0) -> Proposition2:
-    """The identities at `n` particles, the energies' decay along their flows, and what T¹ is not the gradient of."""
+    """Check the identities for `n` particles, the decay of energies along flows, and candidate energies for T¹."""
     generator = torch.Generator().manual_seed(seed)
     measure = Measure.uniform(torch.randn(n, dim, generator=generator, dtype=torch.float64))
     projections = Projections.tied(torch.randn(dim, dim, generator=generator, dtype=torch.float64) / 2)
@@ -43,7 +43,7 @@ def run(*, n: int, dim: int = 2, steps: tuple[int, ...] = (8, 16, 32), seed: int
 
 
 def gradient(energy: Energy, measure: Measure) -> Tensor:
-    """`∂F/∂x_i / w_i` (n, d), by autograd."""
+    """Return `∂F/∂x_i / w_i` (n, d), by autograd."""
     points = measure.points.clone().requires_grad_()
     (found,) = torch.autograd.grad(energy(measure.moved(points)), points)
     return found / measure.weights[:, None]
@@ -90,7 +90,7 @@ def _decay(
 
 
 def _softmax_gap(measure: Measure, projections: Projections, energies: dict[str, Energy]) -> Sweep:
-    """T¹ against the gradients of the energies that come to mind."""
+    """Compare T¹ with the gradients of natural candidate energies."""
 
     def logarithm(now: Measure) -> Tensor:
         scores = now.points @ projections.interaction @ now.points.mT

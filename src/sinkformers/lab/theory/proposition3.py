@@ -2,8 +2,8 @@
 
 The paper's argument is that `k⁰(x, x')/∫k⁰(x, ·)dμ`, which would be a second variation, is not symmetric. A first
 variation is defined up to a constant that may depend on μ, so the second is defined up to terms of one point each: they
-are removed by double centring before symmetry is judged. Two more signs need no such care: the Jacobian of all
-particles, which would be a Hessian, and the work along a closed loop.
+are removed by double centring before symmetry is measured. Two other tests need no centring: symmetry of the Jacobian
+of all particles, which would be a Hessian, and the work along a closed loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Proposition3:
 
 
 def run(*, n: int, dim: int = 2, loop: int = 32, seed: int = 0) -> Proposition3:
-    """Signs of a gradient for T⁰, T¹ and T^∞ of `n` particles with `W_QᵀW_K = 1 = −W_V`; `loop` points on the loop."""
+    """Test whether T⁰, T¹ and T^∞ are gradients: `n` particles, `W_QᵀW_K = 1 = −W_V`, `loop` points on the loop."""
     generator = torch.Generator().manual_seed(seed)
     x, u, v = (torch.randn(n, dim, generator=generator, dtype=torch.float64) for _ in range(3))
     maps: dict[str, Velocity] = {
@@ -53,7 +53,7 @@ def _jacobian_asymmetry(move: Velocity, x: Tensor) -> float:
 
 
 def _work(move: Velocity, x: Tensor, u: Tensor, v: Tensor, count: int) -> float:
-    """Around the circle x + u cos θ + v sin θ, by the rule of equal steps, which is spectrally accurate there."""
+    """Return the work around x + u cos θ + v sin θ, by the trapezoidal rule, which is spectrally accurate here."""
     work = length = 0.0
     for k in range(count):
         angle = 2 * math.pi * k / count

@@ -1,6 +1,6 @@
 """Proposition 4: T̄¹ with the cost "l2" tends to `W_V W_K⁻¹W_K⁻ᵀ (∇ρ/ρ)(W_K⁻¹W_Q x)`; the paper has W_K⁻¹ for W_K⁻ᵀ.
 
-In one dimension, and for a symmetric W_K, the two are the same: the vectors here come from a W_K that is not.
+In one dimension, and for a symmetric W_K, the two are equal: the vectors here use a W_K that is not symmetric.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Proposition4:
 
 
 def run(*, eps: float, local: int, per_axis: tuple[int, int], widths: tuple[Sequence[float], ...]) -> Proposition4:
-    """The vectors at `eps` with `local`² points of quadrature, and errors by ε in one and two dimensions."""
+    """Compute the vectors at `eps` with `local`² quadrature points, and errors by ε in one and two dimensions."""
     query, key = (torch.tensor(matrix, dtype=torch.float64) for matrix in (W_QUERY, W_KEY))
     density = Gaussian(torch.tensor(MEAN, dtype=torch.float64), torch.tensor(COVARIANCE, dtype=torch.float64))
     projections, place = Projections.tied(query, key), torch.tensor([PLACE], dtype=torch.float64)
@@ -70,7 +70,7 @@ def run(*, eps: float, local: int, per_axis: tuple[int, int], widths: tuple[Sequ
 
 
 def _around(density: Gaussian, projections: Projections, place: Tensor, eps: float, count: int) -> Measure:
-    """SoftMax puts a Gaussian of covariance `ε (W_KᵀW_K)⁻¹` around W_K⁻¹W_Q x: seven deviations of it are enough."""
+    """Return quadrature around W_K⁻¹W_Q x, where SoftMax is a Gaussian of covariance `ε (W_KᵀW_K)⁻¹`."""
     inverse = torch.linalg.inv(projections.key)
     local = Gaussian(place[0] @ (inverse @ projections.query).mT, eps * inverse @ inverse.mT)
     points = local.quadrature(count).points

@@ -1,4 +1,4 @@
-"""Skip connections: without them tokens become one, with them the sign of W_V decides."""
+"""Skip connections: without them all tokens become equal, with them it depends on the sign of W_V."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RankCollapse:
 
 
 def run(*, depths: Sequence[int], n: int, dim: int = 8, seed: int = 0) -> RankCollapse:
-    """How far tokens (n, dim) are from all being equal, after so many layers; n_iters 1 and 21, scores xᵀx'/√dim."""
+    """Measure how far tokens (n, dim) are from all being equal by depth; n_iters 1 and 21, scores xᵀx'/√dim."""
     start = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     layers: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "no skip": lambda x, mixed: mixed,
@@ -48,4 +48,5 @@ def run(*, depths: Sequence[int], n: int, dim: int = 8, seed: int = 0) -> RankCo
 
 
 def spread(x: Tensor) -> float:
+    """Return the relative distance of tokens (n, dim) from their mean."""
     return ((x - x.mean(0)).norm() / x.norm()).item()

@@ -1,4 +1,4 @@
-"""Aggregation or diffusion: what the sign of W_V and the recentring do to a cloud of particles."""
+"""Aggregation or diffusion: the effect of the sign of W_V and of recentring on a cloud of particles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Regimes:
 
 
 def run(*, per_axis: int, eps: float, times: Sequence[float], contraction_times: Sequence[float]) -> Regimes:
-    """A Gaussian of variance 1 in the plane under T and T̄ with W_V = ∓1, W_Q = W_K = 1."""
+    """Compute the flow of a Gaussian of variance 1 in the plane under T and T̄ with W_V = ∓1, W_Q = W_K = 1."""
     eye = torch.eye(2, dtype=torch.float64)
     start = Gaussian.centred(VARIANCE * eye).quadrature(per_axis, reach=4.0)
     against, along = Projections.tied(eye), Projections(eye, eye, eye)

@@ -1,4 +1,4 @@
-"""The theory in numbers, all results together.
+"""All results of the theory in numbers.
 
     sinkformers run theory --preset small --out runs
 
@@ -33,24 +33,24 @@ from sinkformers.lab.theory.sweep import Sweep
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides how long it takes."""
+    """Problem sizes, which determine the run time."""
 
-    particles: int  # of the identities
-    per_axis: tuple[int, int]  # cells of quadrature in 1-D and 2-D
+    particles: int  # in the tests of identities
+    per_axis: tuple[int, int]  # quadrature points per axis in 1-D and 2-D
     eps: tuple[tuple[float, ...], tuple[float, ...]]
     samples: tuple[int, ...]
     repeats: int
     high_dimension_samples: tuple[int, ...]
     flow_eps: tuple[float, ...]
-    plane: int  # cells along an axis of the plane, for the nonlocal equation
+    plane: int  # grid cells per axis of the plane, for the nonlocal equation
     plane_eps: tuple[float, ...]
-    cloud: int  # cells along an axis of the clouds that flow
+    cloud: int  # grid points per axis of the clouds that flow
     depths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Study:
-    """One record a result; the names are the keys of theory.json."""
+    """One record per result; the names are the keys of theory.json."""
 
     proposition1: proposition1.Proposition1
     proposition2: proposition2.Proposition2
@@ -93,7 +93,7 @@ SMALL = Sizes(
     depths=(4, 8, 16, 32, 64, 128),
 )
 
-# What the figure of convergence shows: fewer results, more of each than the smoke preset.
+# The figure of convergence: fewer results than the smoke preset, with more values each.
 FIGURE = replace(
     SMOKE,
     per_axis=(401, 51),
@@ -103,17 +103,17 @@ FIGURE = replace(
 )
 
 
-def run(sizes: Sizes, *, said: Callable[[str], None] = lambda name: None) -> Study:
-    """Every result at these sizes, in float64; `said` is told each result's name as it begins."""
+def run(sizes: Sizes, *, started: Callable[[str], None] = lambda name: None) -> Study:
+    """Compute all results in float64. `started` is called with the name of each result before it is computed."""
     found = {}
     for name, result in _results(sizes).items():
-        said(name)
+        started(name)
         found[name] = result()
     return Study(**found)
 
 
 def convergence(sizes: Sizes = FIGURE) -> list[Sweep]:
-    """Errors by ε and by particles alone."""
+    """Compute only the errors by ε and by number of particles."""
     theorem, proposition = (_results(sizes)[name]() for name in ("theorem1", "proposition4"))
     return [*theorem.by_eps[:2], proposition.by_eps[1], theorem.by_particles[-1]]
 
@@ -148,10 +148,10 @@ def _results(sizes: Sizes) -> dict[str, Callable[[], Any]]:
 
 
 def make(preset: Preset, folder: Path) -> str:
-    """Run all results, write theory.json and the page, and say what the two corrected constants come to."""
+    """Compute all results, write theory.json and the page, and return the notes, with the two corrected constants."""
     from sinkformers.lab.theory import page
 
-    study = run(preset.config, said=lambda name: print(f"{page.TITLES[name]} …", flush=True))
+    study = run(preset.config, started=lambda name: print(f"{page.TITLES[name]} …", flush=True))
     (folder / "theory.json").write_text(json.dumps(asdict(study), indent=1, ensure_ascii=False) + "\n", "utf-8")
     page.write(study, folder, about=preset.about)
     return "\n".join(note for name in page.TITLES for note in page.notes(name, getattr(study, name)))

@@ -1,4 +1,4 @@
-"""What an experiment hands back: a table of numbers, how they are measured, and the orders fitted to them."""
+"""The result of an experiment: a table of numbers, how they are measured, and fitted orders of convergence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sinkformers.flows import Measure
 
 @dataclass(frozen=True)
 class Sweep:
-    """One row a value of the parameter, the first column; `orders` says as which power of it another column falls."""
+    """A table with one row per value of the parameter, the first column. `orders` are exponents fitted to columns."""
 
     title: str
     norm: str
@@ -22,13 +22,14 @@ class Sweep:
     orders: Mapping[str, float] = field(default_factory=dict)
 
     def column(self, name: str) -> list[float]:
+        """Return the numbers of a column."""
         return [float(row[self.columns.index(name)]) for row in self.rows]
 
 
 def sweep(
     title: str, norm: str, columns: Sequence[str], rows: Sequence[Sequence[float | str]], *, fitted: Sequence[str] = ()
 ) -> Sweep:
-    """A `Sweep` with orders fitted to the columns named."""
+    """Return a `Sweep` with orders for the columns `fitted`."""
     plain = Sweep(title, norm, tuple(columns), tuple(tuple(row) for row in rows))
     parameter = plain.column(columns[0]) if fitted else []
     orders = {name: fitted_order(parameter, plain.column(name)) for name in fitted}
@@ -36,7 +37,7 @@ def sweep(
 
 
 def fitted_order(parameter: Sequence[float], errors: Sequence[float]) -> float:
-    """The slope of log error on log parameter, by least squares."""
+    """Return the slope of log error against log parameter, by least squares."""
     x, y = [math.log(value) for value in parameter], [math.log(value) for value in errors]
     x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
     across = sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True))
@@ -44,7 +45,7 @@ def fitted_order(parameter: Sequence[float], errors: Sequence[float]) -> float:
 
 
 def extrapolated(parameter: Sequence[float], values: Sequence[float]) -> float:
-    """The value at parameter 0 of the polynomial through all points (Neville's scheme)."""
+    """Return the value at parameter 0 of the polynomial through all points (Neville's algorithm)."""
     row = list(values)
     for width in range(1, len(row)):
         row = [
@@ -55,11 +56,11 @@ def extrapolated(parameter: Sequence[float], values: Sequence[float]) -> float:
 
 
 def inside(measure: Measure, radius: float) -> Measure:
-    """The particles within the box [−radius, radius]^d, their weights scaled to sum to 1."""
+    """Return the particles within the box [−radius, radius]^d, with weights scaled to sum to 1."""
     kept = measure.points.abs().amax(-1) <= radius
     return Measure(measure.points[kept], measure.weights[kept] / measure.weights[kept].sum())
 
 
 def constant(measure: Measure, values: Tensor, against: Tensor) -> float:
-    """The c of the best `values ≈ c · against` in L²(μ)."""
+    """Return the constant c for which `c · against` is closest to `values` in L²(μ)."""
     return float(measure.integrate((values * against).sum(-1)) / measure.integrate(against.square().sum(-1)))

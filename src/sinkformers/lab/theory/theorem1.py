@@ -1,6 +1,6 @@
 """Theorem 1: T̄^∞ tends to `½ W_V (W_QᵀW_K)⁻¹ ∇ρ/ρ` as ε falls; the paper states it without the ½.
 
-SoftMax with the cost "l2" stands beside it: where `W_Q = W_K` its T̄¹ tends to twice that.
+SoftMax with the cost "l2" is compared: for `W_Q = W_K` its T̄¹ tends to twice that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(
     samples: Sequence[int],
     repeats: int,
 ) -> Theorem1:
-    """In one and two dimensions: `per_axis` cells of quadrature, the values of ε, and samples at `sample_eps`."""
+    """Compute errors in 1-D and 2-D, with `per_axis` quadrature points per axis and with samples at `sample_eps`."""
     one = torch.eye(1, dtype=torch.float64)
     lines = Bump(4, 1).quadrature(per_axis[0])
     constants = _constants(lines, Bump(4, 1), eps[0])
@@ -76,6 +76,7 @@ def run(
 
 
 def recentred(projections: Projections, eps: float) -> dict[str, AttentionMap]:
+    """Return T̄^∞ and T̄¹."""
     return {
         "Sinkhorn": AttentionMap(projections, eps=eps, recentred=True),
         "SoftMax": AttentionMap(projections, eps=eps, cost="l2", n_iters=1, recentred=True),
@@ -98,7 +99,7 @@ def _constants(measure: Measure, density: Density, widths: Sequence[float]) -> S
 
 
 def errors(name: str, density: Density, measure: Measure, projections: Projections, widths: Sequence[float]) -> Sweep:
-    """Errors of both maps against their limits, over the whole support and inside, and against the paper's limit."""
+    """Compute errors of both maps against their limits, on the whole support and inside, and the paper's limit."""
     part = inside(measure, WITHIN)
     limits = {"Sinkhorn": sinkformer_limit(projections), "SoftMax": transformer_limit(projections)}
     paper = paper_sinkformer_limit(projections)(part.points, density.score)
@@ -122,7 +123,7 @@ def errors(name: str, density: Density, measure: Measure, projections: Projectio
 
 
 def _against_closed_form(widths: Sequence[float], per_axis: int) -> Sweep:
-    """A Gaussian in the plane: quadrature against the closed form at the same ε, the closed form against the limit."""
+    """Compare, for a Gaussian in the plane, quadrature with the closed form and the closed form with the limit."""
     covariance = torch.tensor([[1.0, 0.3], [0.3, 0.6]], dtype=torch.float64)
     density, projections = Gaussian.centred(covariance), Projections.tied(torch.eye(2, dtype=torch.float64))
     measure = density.quadrature(per_axis)

@@ -1,4 +1,4 @@
-"""Few normalisations: what n_iters = 3 and 5 make of the flow of T^∞."""
+"""Few normalisations: the flow for n_iters = 3 and 5 compared with that of T^∞."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Unconverged:
 
 
 def run(*, n: int, eps: Sequence[float], counts: Sequence[int] = (1, 3, 5, 21), seed: int = 0) -> Unconverged:
-    """Particles in the plane, W_Q = W_K = 1 = −W_V, over time ε: marginals at the start, and where they end."""
+    """Compute flows of particles in the plane, W_Q = W_K = 1 = −W_V, over time ε: initial marginals and end points."""
     start = Measure.uniform(torch.randn(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
     projections = Projections.tied(torch.eye(2, dtype=torch.float64))
     rows = []

@@ -1,1 +1,1 @@
-"""What trains every experiment: the loop, its checkpoints, claims on runs, and what is shown and recorded."""
+"""Training of all experiments: the loop, checkpoints, locks on runs, display and records."""

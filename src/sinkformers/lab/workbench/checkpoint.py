@@ -1,7 +1,7 @@
-"""Where a training stands, in one file that is written whole or not at all, and read without running code from it.
+"""Checkpoints: the state of a training in one file, written atomically and read without executing code from it.
 
-Tensors and a JSON text lie in one safetensors file. A checksum over all tensors is part of the text: a file that was
-cut short or changed on disk is refused.
+Tensors and a JSON text are in one safetensors file. The text holds a checksum of all tensors: a file that was truncated
+or changed on disk is refused.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FROM_THE_START = "Delete it to train this run from the start; nothing else was t
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Replace the checkpoint at `path`; if that fails, the old one stays."""
+    """Replace the checkpoint at `path`. If that fails, the old one stays."""
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps({**state, "checksum": _checksum(kept)})
     replace(path, save(kept, {"state": text}))
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that it has either its old or its new content, whenever the process or the machine stops."""
+    """Write a file atomically: it has either its old or its new content, whenever the process or the machine stops."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -44,12 +44,12 @@ def replace(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         raise ExperimentError(
             f"cannot write {path}: {error.strerror or error}. What was saved before is untouched; "
-            "make room or choose another --out, and run the same command again."
+            "free some space or choose another --out, and run the same command again."
         ) from None
 
 
 def read(path: Path, remedy: str = FROM_THE_START) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state as they were written; refuses a file that is not whole, and names the remedy."""
+    """Return tensors and state as they were written. A damaged file raises `ExperimentError` with the remedy."""
     if not path.exists():
         raise ExperimentError(f"{path} is missing. {remedy}")
     try:
@@ -71,12 +71,13 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
 
 
 def optimiser_tensors(optimiser: Optimizer) -> dict[str, Tensor]:
-    """The state of an optimiser as named tensors; its settings come from the recipe and are not kept."""
+    """Return the state of an optimiser as named tensors. Its settings come from the recipe and are not saved."""
     state = optimiser.state_dict()["state"]
     return {f"{index}.{name}": torch.as_tensor(value) for index, of in state.items() for name, value in of.items()}
 
 
 def restore_optimiser(optimiser: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Load the state that `optimiser_tensors` returned."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, part = name.partition(".")
@@ -85,5 +86,5 @@ def restore_optimiser(optimiser: Optimizer, tensors: Mapping[str, Tensor]) -> No
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose name begins with a prefix, without it."""
+    """Return the tensors whose names begin with `prefix`, under their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""What a run shows while it works: bars in a terminal, now and then a line in a pipe."""
+"""Progress of the runs: bars in a terminal, a line from time to time in a pipe."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-PAUSE = 10.0  # seconds between two lines in a pipe, at least
+from sinkformers.lab.reporting.metrics import metric_named
+
+PAUSE = 10.0  # minimum seconds between two lines in a pipe
 
 
 class Display:
-    """A bar for the runs, one for the epochs of each run that runs, and one for the steps of its epoch."""
+    """A bar for all runs, one for the epochs of each run in training, and one for the steps of the epoch."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet)
@@ -37,23 +39,23 @@ class Display:
         self.progress.update(self._runs, completed=done, total=total)
 
     def loading(self, what: str, done: int, total: int | None) -> None:
-        """Data is being read, before a run begins."""
+        """Show progress of reading data."""
         self.progress.update(self._steps, description=what, completed=done, total=total, visible=True)
         if done == total and not self.console.is_terminal:
             self.say(f"{what}: {done:,} done")
 
     def begin(self, name: str, epochs: int) -> None:
-        """One run runs in this process."""
+        """Show a run that is trained in this process."""
         self._name, self._epochs = name, epochs
         self.expect({name: epochs})
-        self.several({name: 0})
+        self.show_epochs({name: 0})
 
     def expect(self, epochs: Mapping[str, int]) -> None:
-        """How many epochs these runs have."""
+        """Set the number of epochs of runs, by name."""
         self._totals.update(epochs)
 
-    def several(self, epochs: Mapping[str, int]) -> None:
-        """These runs run, here or in other processes, and are so far."""
+    def show_epochs(self, epochs: Mapping[str, int]) -> None:
+        """Show the runs in training, here or in other processes, and their last finished epochs."""
         for name in self._running.keys() - epochs.keys():
             self.progress.remove_task(self._running.pop(name))
         for name, epoch in epochs.items():
@@ -65,20 +67,20 @@ class Display:
         self.progress.update(self._steps, description=f"epoch {epoch}", completed=step, total=of, visible=True)
 
     def epoch(self, record: dict[str, Any], seconds: float) -> None:
-        self.several({self._name: record["epoch"]})
+        self.show_epochs({self._name: record["epoch"]})
         last = record["epoch"] == self._epochs
         if not self.console.is_terminal and (last or time.monotonic() - self._said > PAUSE):
             self._said = time.monotonic()
-            self.say(f"{self._name}: epoch {record['epoch']}/{self._epochs}{_figures(record)}, {seconds:.1f} s")
+            self.say(f"{self._name}: epoch {record['epoch']}/{self._epochs}{_metrics(record)}, {seconds:.1f} s")
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _figures(record: dict[str, Any]) -> str:
-    """The measures of an epoch: train accuracy 0.93, test loss 0.2, …"""
+def _metrics(record: dict[str, Any]) -> str:
+    """Return the metrics of an epoch as text: train accuracy 0.93, test loss 0.2, …"""
     found = [
-        f"{part} {name} {'NaN' if value is None else f'{value:.4g}'}"
+        f"{part} {metric_named(name).label} {'NaN' if value is None else f'{value:.4g}'}"
         for part in ("train", "test")
         for name, value in record[part].items()
     ]

@@ -1,8 +1,8 @@
-"""The same training is not done twice: a run that another artefact has finished is taken over.
+"""Identical runs: a training that another artefact has finished is copied instead of repeated.
 
-A panel of Figure 2 watches models that Table 1, Table 2 or Figure 6 train as well. A training is determined by its
-seed, its configuration and its data, to the last bit, so that the record of the one is that of the other under its own
-name; `run.json` says whose it was.
+The panels of Figure 2 show models that Table 1, Table 2 or Figure 6 train as well. Seed, configuration and data
+determine a training to the last bit, so both have the same record under different names. `run.json` names the original
+as `same_as`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, RUN_FILE,
 from sinkformers.lab.workbench import checkpoint
 
 
-def copy_run(run: Run, folder: Path, twin: Path, out: Path) -> None:
-    """Fill a run's folder from that of its twin."""
-    metrics = json.loads((twin / METRICS_FILE).read_bytes())
+def copy_run(run: Run, folder: Path, identical: Path, out: Path) -> None:
+    """Fill the folder of a run from that of an `identical` one; both are below `out`."""
+    metrics = json.loads((identical / METRICS_FILE).read_bytes())
     own = {"artefact": run.artefact, "preset": run.preset, "arm": run.arm.name, "settings": dict(run.arm.settings)}
-    run = {**json.loads((twin / RUN_FILE).read_bytes()), "same_as": twin.relative_to(out).as_posix()}
-    for file in sorted(twin.iterdir()):
+    run = {**json.loads((identical / RUN_FILE).read_bytes()), "same_as": identical.relative_to(out).as_posix()}
+    for file in sorted(identical.iterdir()):
         if file.is_file() and file.name not in (METRICS_FILE, RUN_FILE, LOG_FILE):
             checkpoint.replace(folder / file.name, file.read_bytes())
     checkpoint.replace(folder / RUN_FILE, json_bytes(run))
@@ -31,8 +31,10 @@ def copy_run(run: Run, folder: Path, twin: Path, out: Path) -> None:
 def find_identical(
     out: Path, artefacts: Sequence[str], identity: Mapping[str, Any], where: Mapping[str, Any]
 ) -> Path | None:
-    """The folder of a finished run of `artefacts` below `out` with the same identity but for its settings, trained in
-    the same circumstances `where`; None if there is no such run."""
+    """Return the folder of a finished run of `artefacts` below `out` that is the same training; None if there is none.
+
+    It must agree in `identity`, settings excepted, and in `where`, the environment that affects rounding.
+    """
     wanted = json.loads(json.dumps({name: value for name, value in identity.items() if name != "settings"}))
     for artefact in artefacts:
         for file in sorted(out.glob(f"{artefact}/*/*/seed-{identity['seed']}/{METRICS_FILE}")):
@@ -45,7 +47,7 @@ def find_identical(
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A record, or nothing where it is missing or damaged: then it is nobody's twin."""
+    """Return a record; an empty one, which is identical to none, if it is missing or damaged."""
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -53,5 +55,5 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """As records are written."""
+    """Return a record as the bytes that are written."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

@@ -1,4 +1,4 @@
-"""How nearly doubly stochastic a model's attention is: column sums over all layers, marginal errors layer by layer."""
+"""How far attention is from doubly stochastic: column sums over all layers, marginal errors per layer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NEAR = 0.1
 
 @torch.no_grad()
 def observe(model: nn.Module, run: Callable[[], object]) -> dict[str, Any]:
-    """Watch a model while `run` sends a sample through it.
+    """Measure the attention of a model while `run` calls it on a sample.
 
-    A column sum is divided by what a doubly stochastic matrix would give it, (rows)/(columns), so that 1 is even. `gap`
-    is the mean distance from 1, `within_0.1` the share of columns nearer than that.
+    Column sums are divided by those of a doubly stochastic matrix, (rows)/(columns), so that 1 is the target for any
+    shape. `gap` is the mean distance from 1, `within_0.1` the share of columns at most 0.1 away.
     """
     training = model.training
     model.eval()
@@ -47,7 +47,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> dict[str, Any]:
 
 
 def _even(sums: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Column sums (batch, heads, m) of those taking part, as multiples of their fair share."""
+    """Return the column sums (batch, heads, m) of valid columns, divided by those of a doubly stochastic matrix."""
     share = rows.sum(-1, keepdim=True) / columns.sum(-1, keepdim=True)
     return (sums / share)[columns].double()
 

@@ -1,4 +1,4 @@
-"""What made a record: versions, commit, machine. It stands beside the record, so that equal runs have equal records."""
+"""Provenance of a record: versions, commit, machine. It has its own file, so that equal runs have equal records."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sinkformers import __version__
 
 
 def provenance() -> dict[str, Any]:
+    """Return versions, commit, machine, number of threads and time."""
     return {
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "sinkformers": __version__},
         "commit": _commit(),
@@ -25,7 +26,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source, marked where files were changed since; None for an installed package."""
+    """Return the commit of the source, marked if files were changed since; None for an installed package."""
     here = Path(__file__).parent
     try:
         found = subprocess.run(

@@ -1,8 +1,8 @@
-"""How a run ends early: on Ctrl-C, on SIGTERM, or because the process that started it has ended.
+"""Early stopping of the process: on Ctrl-C, on SIGTERM, or because the process that started it has ended.
 
-Between two steps a training can leave a checkpoint, and within one it cannot. So the first signal is remembered while
-steps are taken (`Stopping.deferred`), and the loop looks for it after each of them. Where nothing would be lost, as
-while data is read, it raises `Stopped` at once. So does a second signal, wherever it comes.
+A training can save a checkpoint between two steps, but not within one. So the first signal is only remembered during
+training (`Stopping.deferred`), and the loop checks for it after each step. Where nothing would be lost, as while data
+is read, the signal raises `Stopped` at once. A second signal always does.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A terminal signals every process of a group, and a launcher passes on what it receives: within so many seconds, the
-# two are one.
-SAME = 0.5
-MOMENT = 1.0  # seconds
+# A terminal signals every process of a group, and a launcher forwards signals: two within so many seconds count as one.
+SAME_SIGNAL = 0.5
+MOMENT = 1.0  # seconds until the user is told that a signal is waiting
 FINISHED = "What is finished is kept, and the same command does the rest."
 
 
 class Stopped(KeyboardInterrupt):
-    """The process was asked to end by the signal `number`; `what_next` says what the same command will do."""
+    """The process received the signal `number`; `what_next` says what the same command will do."""
 
     def __init__(self, number: int, what_next: str = FINISHED) -> None:
         super().__init__(what_next)
         self.number, self.what_next = number, what_next
-        self.saved = ""  # where the training stands, if a checkpoint was left because of the signal
+        self.saved = ""  # position of the training, if a checkpoint was saved because of the signal
 
     @property
     def code(self) -> int:
-        """The exit code that shells give for this signal: 130 for SIGINT, 143 for SIGTERM."""
+        """The exit code of shells for this signal: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + self.number
 
 
 class Stopping:
-    """As a context, it receives SIGINT and SIGTERM. Signals that the process was started to ignore stay ignored.
+    """A context that handles SIGINT and SIGTERM. Signals that are ignored on entry stay ignored.
 
-    `parent` returns, called in a thread, when the process that started this one has ended: then this one receives
-    SIGTERM.
+    Args:
+        parent: called in a thread; when it returns, the process that started this one has ended, and this one receives
+            SIGTERM.
+        notice: called in a thread when a signal has to wait for longer than a moment.
     """
 
     def __init__(self, *, parent: Callable[[], None] | None = None, notice: Callable[[], None] = lambda: None) -> None:
-        """`notice` is called, in a thread, where a signal has to wait for longer than a moment."""
         self.number: int | None = None  # of the first signal
         self._parent, self._notice = parent, notice
         self._deferred = False
@@ -55,11 +55,11 @@ class Stopping:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Stopping:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
-            # Not a thread of the handler: the signal may have come while a lock is held that starting one needs.
+            # Not started in the handler: a signal may interrupt code that holds a lock needed to start threads.
             threading.Thread(target=self._remind, daemon=True).start()
             if self._parent is not None:
                 threading.Thread(target=self._watch, args=(self._parent,), daemon=True).start()
@@ -73,13 +73,13 @@ class Stopping:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Remember the first signal within the block instead of raising; what comes after the block looks for it."""
+        """Only remember the first signal within the block; the caller checks for it later."""
         with self._set(True):
             yield
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Raise within the block, which a deferred one holds: for work that can be repeated."""
+        """Raise at once within this block, inside a deferred one: for work that can be repeated."""
         with self._set(False):
             self.check()
             yield
@@ -102,9 +102,9 @@ class Stopping:
             self.number, self._since = number, time.monotonic()
             if not self._deferred:
                 raise Stopped(number)
-        elif time.monotonic() - self._since > SAME:
+        elif time.monotonic() - self._since > SAME_SIGNAL:
             for each in self._before:
-                signal.signal(each, signal.SIG_DFL)  # a third ends the process, whatever it is doing
+                signal.signal(each, signal.SIG_DFL)  # a third signal ends the process at once
             raise Stopped(number)
 
     def _remind(self) -> None:
@@ -120,8 +120,8 @@ class Stopping:
 
 
 def end_of_pipe(side: int) -> None:
-    """Return when the process at the other side of a pipe has closed it, or has ended, by SIGKILL too."""
-    # Not by sys.stdin: a thread that waits in its lock aborts the interpreter when it ends.
+    """Return when the process at the other end of a pipe has closed it or has ended, even by SIGKILL."""
+    # Not sys.stdin: a thread that waits for its lock aborts the interpreter at exit.
     while os.read(side, 1):
         pass
 

@@ -1,4 +1,4 @@
-"""What the training loop has to know of an experiment."""
+"""The interface between the training loop and an experiment."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ class Recipe:
     drops: tuple[int, ...] = ()
     optimiser: str = "adam"
     momentum: float = 0.0
-    accumulate: int = 1  # a batch is worked off in so many parts
+    accumulate: int = 1  # number of parts that a batch is split into, to save memory
 
     def rate_at(self, epoch: int, step: int = 1) -> float:
-        """The learning rate of an epoch, and of a step since the beginning of training, both counted from 1."""
+        """Return the learning rate of an epoch and of a step since the start of training, both counted from 1."""
         return self.rate / 10 ** sum(epoch > drop for drop in self.drops)
 
     def build(self, model: nn.Module) -> Optimizer:
+        """Return the optimiser."""
         if self.optimiser == "adam":
             return Adam(model.parameters(), lr=self.rate, fused=True)
         assert self.optimiser == "sgd"
@@ -38,9 +39,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class WarmRecipe(Recipe):
-    """fairseq's for translation: the rate rises over `warmup` steps, then falls with the inverse root of their number.
+    """fairseq's recipe for translation: linear warm-up over `warmup` steps, then decay with the inverse square root.
 
-    `begun` steps were taken before this training, which goes on from there. Weights decay apart from Adam's moments.
+    The schedule starts after `begun` steps, which an earlier training has taken. Weight decay is decoupled (AdamW).
     """
 
     warmup: int = 4000
@@ -57,37 +58,37 @@ class WarmRecipe(Recipe):
 
 
 class Task(Protocol):
-    """Data, model and measures of one run. Examples are numbers; the loop shares them out among processes."""
+    """Data, model and metrics of one run. Examples are indices, which the loop distributes among processes."""
 
     recipe: Recipe
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the record says of the run beside its settings: `config`, and the data with its sizes."""
+        """What the record holds beside the settings: `config`, and `data` with its sizes."""
         ...
 
     def model(self) -> nn.Module:
-        """A fresh model, drawn from torch's global generator."""
+        """Return a new model, initialised with torch's global generator."""
         ...
 
     def batches(self, epoch: int) -> Sequence[Tensor]:
-        """The examples of each step, the same whenever they are asked for."""
+        """Return the examples of each step of an epoch, the same on every call."""
         ...
 
     def losses(self, model: nn.Module, examples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the examples' losses, with its graph, and sums of other measures without one."""
+        """Return the sum of the examples' losses, with its graph, and sums of other metrics, without."""
         ...
 
     def weight(self, examples: Tensor) -> float:
-        """What the sums of `losses` are divided by: the number of examples, or of their tokens."""
+        """Return the divisor of the sums of `losses`: the number of examples, or of their tokens."""
         ...
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Measures on the test set, the same in all processes."""
+        """Return metrics on the test set, the same in all processes."""
         ...
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
-        """What attention does on a fixed sample: `columns` and `layers`, as `observation.observe` gives them."""
+        """Return statistics of attention on a fixed sample: `columns` and `layers`, as from `observation.observe`."""
         ...
 
 

@@ -1,8 +1,7 @@
-"""The one training loop: every experiment runs through it.
+"""The training loop of all experiments.
 
-It may be killed at any moment. The next run of the same run goes on from the last checkpoint, in the middle of an
-epoch if need be, and comes to the same numbers to the last bit. Where it is asked to end, by Ctrl-C or SIGTERM, it
-leaves a checkpoint after the step that it is in.
+It may be killed at any time. The same command then resumes the run from its last checkpoint, even in the middle of an
+epoch, and gives the same numbers to the last bit. On Ctrl-C or SIGTERM it saves a checkpoint after the current step.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class Hooks(NamedTuple):
 class Trained(NamedTuple):
     model: nn.Module
     epochs: list[dict[str, Any]]  # the record of each, epoch 0 being before training
-    seconds: list[float]  # spent on training, for each but epoch 0
-    resumed: int  # how often this run was taken up again
+    seconds: list[float]  # of training, for each epoch except 0
+    resumed: int  # how often the run was resumed
 
 
 class Training:
-    """A run in training: the model, its optimiser, and how far they are."""
+    """A run in training: the model, its optimiser and the progress."""
 
     def __init__(
         self,
@@ -59,8 +58,17 @@ class Training:
         start: Mapping[str, Tensor] | None = None,
         stopping: Stopping | None = None,
     ) -> None:
-        """`identity` holds the seed, and all else that tells this run from others; `start` the first weights of the
-        model, where they are not drawn; `stopping` knows whether the run was asked to end."""
+        """Prepare the training.
+
+        Args:
+            task: data, model and metrics.
+            identity: the seed, and everything else that distinguishes this run from others.
+            folder: where checkpoints go.
+            accelerator: device and processes.
+            hooks: functions to call.
+            start: initial weights, if the model does not start from random ones.
+            stopping: receives signals.
+        """
         self.task, self.folder, self.accelerator, self.hooks = task, folder, accelerator, hooks
         self.stopping = stopping or Stopping()
         self.identity = {**identity, "precision": accelerator.mixed_precision}
@@ -90,7 +98,7 @@ class Training:
         return f"epoch {self.epoch + 1}, step {self.step}"
 
     def run(self, save_every: float) -> Trained:
-        """Train to the end, with a checkpoint at least every so many seconds, measured between steps."""
+        """Train to the end. Between steps, a checkpoint is saved if the last one is `save_every` seconds old."""
         with self.stopping.deferred():
             if (self.folder / CHECKPOINT).exists():
                 self._load()
@@ -109,12 +117,12 @@ class Training:
             started = time.perf_counter()
             for group in self.optimiser.param_groups:
                 group["lr"] = self.task.recipe.rate_at(epoch, self.earlier + step + 1)
-            self._take(batches[step])
+            self._step(batches[step])
             self.step = step + 1
             self.spent += time.perf_counter() - started
             self.hooks.step(epoch, self.step, len(batches))
-            wish = time.monotonic() - saved >= save_every, self.stopping.number
-            due, number = agreed(self.accelerator, wish)
+            state = time.monotonic() - saved >= save_every, self.stopping.number
+            due, number = agreed(self.accelerator, state)
             if number is not None:
                 self._save_and_stop(Stopped(number))
             if due:
@@ -125,14 +133,14 @@ class Training:
         self._finish_epoch(epoch, len(batches), {name: float(value) / total for name, value in sums.items()})
         return saved
 
-    def _take(self, batch: Tensor) -> None:
-        """One step on a batch, worked off in parts, and shared out among the processes."""
+    def _step(self, batch: Tensor) -> None:
+        """Take one step on a batch, split into parts that are distributed among the processes."""
         processes, mine = self.accelerator.num_processes, self.accelerator.process_index
         parts = batch.tensor_split(self.task.recipe.accumulate * processes)[mine::processes]
-        share = processes / self.task.weight(batch)  # DDP takes the mean over processes; the batch wants its own
+        share = processes / self.task.weight(batch)  # DDP averages over processes, the loss is a mean over the batch
         for index, examples in enumerate(parts):
             last = index == len(parts) - 1
-            # Where examples are fewer than parts, one is seen again and does not count: each process must go back.
+            # With fewer examples than parts, the first is used again with weight 0: each process must call backward.
             seen, counts = (examples, 1.0) if len(examples) else (batch[:1], 0.0)
             with nullcontext() if last else self.accelerator.no_sync(self.model):
                 loss, sums = self.task.losses(self.model, seen)
@@ -143,17 +151,17 @@ class Training:
         self.optimiser.zero_grad()
 
     def _finish_epoch(self, epoch: int, steps: int, train: dict[str, float]) -> None:
-        """Evaluate after an epoch of so many steps; only then is it done. Epoch 0 is before training."""
+        """Evaluate after an epoch of `steps` steps, and record it. Epoch 0 is before training."""
         generators = self._generators()
         try:
-            # Processes that evaluate together must not be torn apart.
+            # If several processes evaluate together, none may stop alone.
             with self.stopping.immediate() if self.accelerator.num_processes == 1 else nullcontext():
                 self.model.eval()
                 test, seen = self.task.evaluate(self.model, self.accelerator), self.task.observe(self.bare)
         except Stopped as stopped:
             if not epoch:
                 raise
-            self._seed(generators)  # evaluation may have drawn numbers, and will be repeated
+            self._seed(generators)  # evaluation may have used random numbers, and will be repeated
             self._save_and_stop(stopped)
         rate = self.task.recipe.rate_at(max(epoch, 1), max(self.earlier + steps, 1))
         self.records.append(_rounded({"epoch": epoch, "rate": rate, "train": train, "test": test, **seen}))
@@ -222,7 +230,7 @@ class Training:
         self.earlier = sum(len(self.task.batches(epoch)) for epoch in range(1, self.epoch + 1))
 
     def _refuse_other(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """A checkpoint of another model, another recipe or another number of processes cannot go on here."""
+        """Refuse a checkpoint of another model, another recipe or another number of processes."""
         remedy = "Use another --out, or delete the checkpoint to train this run from the start."
         here, there = json.loads(json.dumps(self.identity)), state["identity"]
         different = [name for name in here if here[name] != there.get(name)]
@@ -246,13 +254,13 @@ class Training:
             )
 
 
-def agreed(accelerator: Accelerator, wish: T) -> T:
-    """What the first process wishes, in all of them."""
-    return wish if accelerator.num_processes == 1 else broadcast_object_list([wish])[0]
+def agreed(accelerator: Accelerator, value: T) -> T:
+    """Return the value of the main process, in all processes."""
+    return value if accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to seven digits: what float32 can tell, and short enough to keep. JSON has no NaN: it becomes null."""
+    """Round floats to seven digits, the precision of float32. NaN, which JSON does not have, becomes None (null)."""
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, dict):

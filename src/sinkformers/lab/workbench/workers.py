@@ -1,4 +1,4 @@
-"""Several processes on one machine, each training runs on its share of the cores; claims keep them apart."""
+"""Several processes on one machine, each with its share of the cores; locks keep them off each other's runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, Experimen
 from sinkformers.lab.workbench.display import Display
 from sinkformers.lab.workbench.stopping import Stopped, Stopping
 
-LOOK = 0.5  # seconds between two looks at what the workers have done
-SAVING = "Every process saves what it is at, and ends; once more ends them at once."
+POLL = 0.5  # seconds between two checks of the workers
+SAVING = "Every process saves its run and stops; press again to stop at once."
 
 
 def side_by_side(command: Sequence[str], jobs: int, runs: Sequence[Run], out: Path, display: Display) -> int:
-    """Run the command `jobs` times, or once for each run that is not finished where those are fewer; show how far
-    the runs are, and return the highest exit code.
+    """Start the command `jobs` times, but not more often than there are unfinished runs; return the highest exit code.
 
-    What several of them complain of alike is said once. Raises `Stopped` where this process was asked to end, and
-    then no worker is left: each has saved what it was at.
+    Progress of all runs is shown. Equal error messages of several workers are printed once.
+
+    Raises:
+        Stopped: if this process received a signal. All workers have saved their runs and ended by then.
     """
     done = {run.folder for run in runs if (out / run.folder / METRICS_FILE).exists()}
     jobs = min(jobs, len(runs) - len(done))
@@ -35,12 +36,12 @@ def side_by_side(command: Sequence[str], jobs: int, runs: Sequence[Run], out: Pa
         workers = [started.enter_context(_Worker(command, environment)) for _ in range(jobs)]
         said: set[str] = set()
         with display:
-            while sum(worker.ended(said) for worker in workers) < len(workers):  # every one is asked
+            while sum(worker.ended(said) for worker in workers) < len(workers):  # polls all of them
                 _show(display, runs, done, out)
                 if stopping.number is not None:
                     for worker in workers:
                         worker.ask_to_end()
-                time.sleep(LOOK)
+                time.sleep(POLL)
             _show(display, runs, done, out)
         if stopping.number is not None:
             finished = f"{len(done)} of {len(runs)} runs are finished"
@@ -49,29 +50,29 @@ def side_by_side(command: Sequence[str], jobs: int, runs: Sequence[Run], out: Pa
 
 
 def _show(display: Display, runs: Sequence[Run], done: set[Path], out: Path) -> None:
-    """How far the runs are; `done` takes up those that are finished."""
+    """Show progress of the runs, and add finished ones to `done`."""
     for run in runs:
         if run.folder not in done and (out / run.folder / METRICS_FILE).exists():
             done.add(run.folder)
             display.say(f"{run.name}: done")
     display.runs(len(done), len(runs))
     running = {run.name: _epoch(out / run.folder) for run in runs if run.folder not in done}
-    display.several({name: epoch for name, epoch in running.items() if epoch is not None})
+    display.show_epochs({name: epoch for name, epoch in running.items() if epoch is not None})
 
 
 class _Worker:
-    """A process, and what it complains of. As a context it has ended when the context has.
+    """A process and its error messages. At the end of the context, the process has ended.
 
-    The process holds one side of a pipe as its standard input, and this one the other. When that is closed, as it is
-    when this process ends, however it ends, the worker saves what it is at and ends too.
+    Its standard input is a pipe from this process. When the pipe is closed, which also happens when this process is
+    killed, the worker saves its run and ends.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed when it ends)
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed at its end)
         try:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=self.complaints)
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=self.errors)
         except OSError as error:
-            self.complaints.close()
+            self.errors.close()
             raise ExperimentError(
                 f"cannot start a process ({error.strerror or error}). Run it with fewer --jobs."
             ) from error
@@ -84,11 +85,11 @@ class _Worker:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self.complaints.close()
+        self.errors.close()
 
     @property
     def code(self) -> int:
-        """Its exit code; that of a shell where a signal ended it."""
+        """The exit code; that of a shell if the process was ended by a signal."""
         code = self.process.returncode
         return code if code >= 0 else 128 - code
 
@@ -97,13 +98,13 @@ class _Worker:
         self.process.stdin.close()
 
     def ended(self, said: set[str]) -> bool:
-        """Whether it has; its complaints are passed on then, unless they are among those `said`."""
+        """Return whether the process has ended. Its error messages are printed then, unless they are in `said`."""
         if self.process.poll() is None:
             return False
-        if not self.complaints.closed:
-            self.complaints.seek(0)
-            text = self.complaints.read().decode("utf-8", "replace")
-            self.complaints.close()
+        if not self.errors.closed:
+            self.errors.seek(0)
+            text = self.errors.read().decode("utf-8", "replace")
+            self.errors.close()
             if self.process.returncode < 0:
                 text += (
                     f"sinkformers: a process was ended by signal {-self.process.returncode}. The same command goes on "
@@ -116,7 +117,7 @@ class _Worker:
 
 
 def _epoch(folder: Path) -> int | None:
-    """The last epoch in a run's log; None for one that nobody has begun."""
+    """Return the last epoch in the log of a run; None if the run has not begun."""
     try:
         return (folder / LOG_FILE).read_bytes().count(b"\n") - 1
     except OSError:
