@@ -13,7 +13,6 @@ import pytest
 from accelerate.state import AcceleratorState
 from typer.testing import CliRunner
 
-from sinkformers.lab.artefacts import figure4
 from sinkformers.lab.cli.app import app
 from sinkformers.lab.workbench.locks import locked
 
@@ -113,7 +112,7 @@ def test_an_interrupt_has_the_code_of_one_and_data_is_named_while_it_is_read(tmp
     def read_on(_folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(figure4, "load_imdb", read_on)
+    monkeypatch.setattr("sinkformers.lab.data.load_imdb", read_on)
     result = invoke("run", "figure4", "--data", tmp_path, "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert result.stderr == ("sinkformers: stopped. What is finished is kept, and the same command does the rest.\n")

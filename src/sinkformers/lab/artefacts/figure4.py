@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_imdb, load_opinions
 from sinkformers.lab.tasks.config import TextConfig
 from sinkformers.lab.workbench.task import Recipe
 
@@ -58,6 +57,7 @@ OPINIONS = replace(
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TextTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_imdb, load_opinions
     from sinkformers.lab.tasks.texts import TextTask
     from sinkformers.lab.tasks.texts_authors import AuthorsTask, merged
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_digits, load_dogs_vs_cats
 from sinkformers.lab.tasks.config import VisionConfig
 from sinkformers.lab.workbench.task import Recipe
 
@@ -60,6 +59,7 @@ DIGITS = replace(
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_digits, load_dogs_vs_cats
     from sinkformers.lab.tasks.images import ImageTask
 
     images = load_digits() if preset.data == "digits" else load_dogs_vs_cats(data_folder(data), preset.config.image)

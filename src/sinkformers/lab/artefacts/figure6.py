@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_digits, load_mnist
 from sinkformers.lab.tasks.config import VisionConfig
 from sinkformers.lab.workbench.task import Recipe
 
@@ -61,6 +60,7 @@ def name(settings: dict[str, Any]) -> str:
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_digits, load_mnist
     from sinkformers.lab.tasks.images import ImageTask
 
     images = load_digits() if preset.data == "digits" else load_mnist(data_folder(data))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_iwslt14, load_multi30k, load_number_words
 from sinkformers.lab.tasks.config import TranslationConfig
 from sinkformers.lab.workbench.task import WarmRecipe
 
@@ -74,6 +73,7 @@ def arms(config: TranslationConfig, more: int) -> tuple[Arm, ...]:
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TranslationTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_iwslt14, load_multi30k, load_number_words
     from sinkformers.lab.tasks.translation import TranslationTask
 
     load = {"iwslt14": load_iwslt14, "multi30k": load_multi30k}.get(preset.data)

@@ -1,4 +1,4 @@
-"""The command tree: options of `sinkformers` itself, and one subcommand a file."""
+"""The command tree: the options of `sinkformers` itself, and one file per subcommand."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ app.add_typer(figure.app, name="figure")
 app.add_typer(data.app, name="data")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from sinkformers import __version__
 
         typer.echo(f"sinkformers {__version__}")

@@ -26,7 +26,7 @@ Out = Annotated[
     Path,
     typer.Option(
         "--out",
-        help=f"The picture to write ({', '.join(FORMATS)}); missing folders are made.",
+        help=f"The picture to write ({', '.join(FORMATS)}); missing folders are created.",
         metavar="FILE",
     ),
 ]
@@ -51,11 +51,11 @@ def flow(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", help=f"The picture to write; moving where it ends in {' or '.join(ANIMATED)}.", metavar="FILE"
+            "--out", help=f"The picture to write; animated if it ends in {' or '.join(ANIMATED)}.", metavar="FILE"
         ),
     ],
 ) -> None:
-    """Particles in the plane under SoftMax and under Sinkhorn, driven apart and driven together."""
+    """Particles in the plane under SoftMax and under Sinkhorn, moving apart and moving together."""
     _prepare(out, FORMATS + ANIMATED)
     if out.suffix.lower() in ANIMATED:
         need("animations", ("PIL",), "experiments")
@@ -104,7 +104,7 @@ def energy(out: Out) -> None:
 
 @app.command()
 def convergence(out: Out) -> None:
-    """How maps tend to their limits: errors against ε and against the number of particles."""
+    """Convergence of the maps to their limits: errors against ε and against the number of particles."""
     _prepare(out)
     from sinkformers.lab.reporting.panels import save
     from sinkformers.lab.theory import pictures, study
@@ -119,7 +119,7 @@ def convergence(out: Out) -> None:
 
 
 def _prepare(out: Path, formats: tuple[str, ...] = FORMATS) -> None:
-    """Refuse before the work what could not be written after it."""
+    """Refuse a picture that could not be written, before it is computed."""
     if out.is_dir():
         refuse(f"--out must name a file, but {out} is a folder; try {out / 'figure.png'}.")
     if out.suffix.lower() not in formats:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sinkformers.lab.error import LabError
 
-class DataError(Exception):
+
+class DataError(LabError):
     """A data set is missing, damaged or unreachable. The message is one sentence: the file, and how to fix it."""
 
 

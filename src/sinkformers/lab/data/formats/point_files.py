@@ -30,13 +30,8 @@ def read_points(file: AnyPath, n: int = 1024, *, generator: torch.Generator | No
     file = path_of("read_points", "file", file)
     if not isinstance(n, int) or n < 1:
         raise ValueError(f"read_points: n must be a whole number of points ≥ 1; got {n!r}.")
-    kind = file.suffix.lower().removeprefix(".")
-    if kind not in KINDS:
-        raise DataError(f"{file} must be one of {', '.join(f'.{each}' for each in KINDS)}; convert it.")
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror or error}); name an existing file.") from error
+    kind = check_point_file(file)
+    content = file.read_bytes()
     if kind in MESHES:
         mesh = read_mesh(content, kind, str(file))
         used = torch.Generator().manual_seed(0) if generator is None else generator
@@ -48,6 +43,18 @@ def read_points(file: AnyPath, n: int = 1024, *, generator: torch.Generator | No
     if not points.isfinite().all():
         raise DataError(f"{file} has points that are not finite; {FIX}.")
     return points
+
+
+def check_point_file(file: Path) -> str:
+    """Return the kind of a file, its suffix, after checking that it is known and that the file can be opened."""
+    kind = file.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        raise DataError(f"{file} must be one of {', '.join(f'.{each}' for each in KINDS)}; convert it.")
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror or error}); name an existing file.") from error
+    return kind
 
 
 def _text(content: bytes, file: Path) -> Tensor:
