@@ -34,7 +34,7 @@ def test_headers_of_princetons_files(header):
         (b"OFF\n6 2 0\n" + BODY[:20], "is not a readable OFF file"),
         (
             b"OFF\n6 2 0\n" + BODY[: BODY.rfind(b"3")],
-            "declares 6 vertices and 2 faces, but contains 6 vertices and 1 triangles",
+            "6 vertices and 2 faces, but contains 6 vertices and 1 triangles",
         ),
         (
             b"OFF\n4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1 2 3\n",

@@ -155,13 +155,13 @@ GOOD = contents(7)
         ({"clouds": GOOD["data"], "label": GOOD["label"]}, "has no data set 'data'"),
         (
             {**GOOD, "data": GOOD["data"][:, :15]},
-            r"has data (7, 15, 3) and label (7, 1) instead of (n, 16, 3) and (n, 1)",
+            r"has data (7, 15, 3) and label (7, 1) instead of (n, 16, 3)",
         ),
         ({**GOOD, "data": GOOD["data"][..., :2]}, "has data (7, 16, 2)"),
         ({**GOOD, "label": GOOD["label"][:6]}, "and label (6, 1)"),
         (
             {**GOOD, "data": GOOD["data"].astype("int32")},
-            "has data of type int32 and label of type uint8 instead of floats",
+            "of type int32 and label of type uint8 instead of floats",
         ),
         ({**GOOD, "label": GOOD["label"].astype("float32")}, "label of type float32"),
         ({**GOOD, "data": GOOD["data"] * float("nan")}, "contains points that are not finite"),
