@@ -54,7 +54,7 @@ def report(
     except UnicodeDecodeError as error:
         refuse(f"--fill: {fill} is not UTF-8 ({error.reason} at byte {error.start}); name a Markdown page in UTF-8.")
     except OSError as error:
-        refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another --out.")
+        refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another file or folder.")
     typer.echo(f"Written to {written}")
 
 
