@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.lab.fake_runs import write_run
 
 HEAVY = {"torch", "numpy", "matplotlib", "transformers", "accelerate", "sklearn", "PIL"}
