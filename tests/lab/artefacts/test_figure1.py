@@ -31,7 +31,7 @@ def test_sinkhorn_involves_every_point(result):
 def test_scores_are_dot_products_and_the_rest_rescales_them(result):
     scores = result.queries @ result.keys.T
     assert_close(result.unnormalised.log(), scores, atol=1e-12, rtol=1e-14)
-    # One factor per row leads from K⁰ to K¹, one per row and one per column to K^∞: the logarithms differ in nothing else.
+    # One factor per row leads from K⁰ to K¹, one per row and one per column to K^∞: logarithms differ in nothing else.
     by_row = result.softmax.log() - scores
     assert_close(by_row, by_row.mean(dim=1, keepdim=True).expand(10, 10), atol=1e-10, rtol=0)
     both = result.sinkhorn.log() - scores

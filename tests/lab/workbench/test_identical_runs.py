@@ -11,7 +11,8 @@ from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
 from sinkformers.lab.artefacts.catalogue import ARTEFACTS, find
 from sinkformers.lab.workbench import checkpoint
 from sinkformers.lab.workbench.display import Display
-from sinkformers.lab.workbench.identical_runs import find_identical
+from sinkformers.lab.workbench.identical_runs import copy_run, find_identical
+from sinkformers.lab.workbench.locks import LOCK_FILE
 from sinkformers.lab.workbench.runner import train_missing
 
 
@@ -64,6 +65,16 @@ def test_an_identical_run_is_copied_and_equals_a_training_byte_for_byte(tmp_path
     assert made["finished"] == json.loads(read(tmp_path / "shared" / made["same_as"], "run.json"))["finished"]
     assert "same_as" not in json.loads(read(trained, "run.json"))
     assert "same_as" not in json.loads(read(tmp_path / "shared/second/smoke/n-1/seed-0", "run.json"))
+
+
+def test_the_lock_of_an_identical_run_is_not_copied(tmp_path):
+    """It would replace the lock that this process holds."""
+    train(FIRST, tmp_path)
+    identical, folder = tmp_path / "first/smoke/a-n-3/seed-0", tmp_path / "copy"
+    (identical / LOCK_FILE).touch()  # held by a process that is about to release it
+    folder.mkdir()
+    copy_run(selection.select_runs(SECOND, "smoke")[0], folder, identical, tmp_path)
+    assert {file.name for file in folder.iterdir()} == {"metrics.json", "model.safetensors", "note.txt", "run.json"}
 
 
 @pytest.mark.parametrize("change", ["seed", "unfinished", "damaged"])

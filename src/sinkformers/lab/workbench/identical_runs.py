@@ -14,6 +14,7 @@ from typing import Any
 
 from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, RUN_FILE, Run
 from sinkformers.lab.workbench import checkpoint
+from sinkformers.lab.workbench.locks import LOCK_FILE
 
 
 def copy_run(run: Run, folder: Path, identical: Path, out: Path) -> None:
@@ -22,7 +23,7 @@ def copy_run(run: Run, folder: Path, identical: Path, out: Path) -> None:
     own = {"artefact": run.artefact, "preset": run.preset, "arm": run.arm.name, "settings": dict(run.arm.settings)}
     run = {**json.loads((identical / RUN_FILE).read_bytes()), "same_as": identical.relative_to(out).as_posix()}
     for file in sorted(identical.iterdir()):
-        if file.is_file() and file.name not in (METRICS_FILE, RUN_FILE, LOG_FILE):
+        if file.is_file() and file.name not in (METRICS_FILE, RUN_FILE, LOG_FILE, LOCK_FILE):
             checkpoint.replace(folder / file.name, file.read_bytes())
     checkpoint.replace(folder / RUN_FILE, json_bytes(run))
     checkpoint.replace(folder / METRICS_FILE, json_bytes({**metrics, **own}))
