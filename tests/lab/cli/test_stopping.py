@@ -48,7 +48,7 @@ def wait_for(condition, process, seconds=120):
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            pytest.fail(f"it did not come to pass: {process.communicate()}")
+            pytest.fail(f"the condition was not reached: {process.communicate()}")
         time.sleep(0.002)
 
 
