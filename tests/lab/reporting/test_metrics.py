@@ -62,7 +62,7 @@ def test_a_metric_in_the_table_is_printed_and_ranked(toy):
 def test_a_metric_in_the_table_is_drawn(toy):
     [axes] = learning(toy.records).axes
     assert axes.get_title(loc="left") == "test toy share"
-    assert axes.yaxis.get_major_formatter()(0.5) == "50%"
+    assert axes.yaxis.get_major_formatter()(0.5) == "50.0%"
     assert final_values(toy.records).axes[0].get_xlabel() == "test toy share"
 
 

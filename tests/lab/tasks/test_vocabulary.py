@@ -62,7 +62,7 @@ def test_spaces_are_no_subwords_and_subwords_are_joined():
 
 
 def test_a_size_too_small_for_all_bytes_is_refused():
-    with pytest.raises(ValueError, match=r"size must be ≥ 260, to hold every byte and the 4 marks; got 259"):
+    with pytest.raises(ValueError, match=r"size must be ≥ 260, for every byte and the 4 special tokens; got 259"):
         Vocabulary.learned(TEXTS, 259)
 
 
