@@ -15,6 +15,7 @@ app = typer.Typer(
     help="Doubly stochastic attention: Sinkhorn's algorithm in place of SoftMax.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich takes as long to import as everything else together
 )
 app.command("list")(listing.show)
 app.command("run")(run.run)

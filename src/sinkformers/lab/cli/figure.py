@@ -34,7 +34,7 @@ Out = Annotated[
 
 @app.command()
 def attention(out: Out) -> None:
-    """One attention matrix under SoftMax, and after 3 and 21 normalisations, with its column sums."""
+    """Draw one matrix after 1, 3 and 21 normalisations."""
     _prepare(out)
     from sinkformers.lab.artefacts import attention_matrix
 
@@ -55,7 +55,7 @@ def flow(
         ),
     ],
 ) -> None:
-    """Particles in the plane under SoftMax and under Sinkhorn, moving apart and moving together."""
+    """Draw particles in the plane under SoftMax and Sinkhorn."""
     _prepare(out, FORMATS + ANIMATED)
     if out.suffix.lower() in ANIMATED:
         need("animations", ("PIL",), "experiments")
@@ -72,7 +72,7 @@ def flow(
 
 @app.command()
 def density(out: Out) -> None:
-    """Densities of particles on a line against the heat equations of the limits."""
+    """Draw densities of particles against heat equations."""
     _prepare(out)
     from sinkformers.lab.reporting.panels import save
     from sinkformers.lab.theory import equations, pictures
@@ -88,7 +88,7 @@ def density(out: Out) -> None:
 
 @app.command()
 def energy(out: Out) -> None:
-    """Energies along the flows of SoftMax and Sinkhorn."""
+    """Draw energies along the flows of SoftMax and Sinkhorn."""
     _prepare(out)
     from sinkformers.lab.reporting.panels import save
     from sinkformers.lab.theory import pictures
@@ -104,7 +104,7 @@ def energy(out: Out) -> None:
 
 @app.command()
 def convergence(out: Out) -> None:
-    """Convergence of the maps to their limits: errors against ε and against the number of particles."""
+    """Draw errors of the maps against ε and particles."""
     _prepare(out)
     from sinkformers.lab.reporting.panels import save
     from sinkformers.lab.theory import pictures, study

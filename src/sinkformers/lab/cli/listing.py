@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List every artefact of the paper, with its presets and the paper's result."""
+    """List the artefacts of the paper, their presets and results."""
     from sinkformers.lab.artefacts.catalogue import ARTEFACTS
 
     if as_json:

@@ -51,7 +51,7 @@ def predict(
     top: Annotated[int, typer.Option(help="The number of classes to print for a shape.", min=1)] = 5,
     out: Annotated[Path, typer.Option(help="The folder for pictures and page.", metavar="DIR")] = Path("predictions"),
 ) -> None:
-    """Classify a shape or a review, or translate a sentence into English."""
+    """Classify a shape or a review, or translate a sentence."""
     need("predictions", ("accelerate", "safetensors"), "experiments")
     from sinkformers.lab.inference.trained import open_run
     from sinkformers.lab.tasks.config import PointConfig, TextConfig, TranslationConfig

@@ -34,7 +34,10 @@ def report(
         typer.Option("--fill", metavar="FILE", help="A Markdown page whose marked tables are updated."),
     ] = None,
 ) -> None:
-    """Print tables of all finished runs beside the paper's numbers, and write a page with figures."""
+    """Report finished runs beside the paper's numbers.
+
+    Prints tables, and writes a page with figures that opens offline.
+    """
     need("reports", ("matplotlib", "jinja2"), "cli")
     from sinkformers.lab.artefacts import catalogue
     from sinkformers.lab.reporting import filling, page, records

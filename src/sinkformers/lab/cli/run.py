@@ -38,7 +38,7 @@ def run(
     jobs: Annotated[int, typer.Option(help="Runs trained in parallel, each on its share of the cores.", min=1)] = 1,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 30.0,
 ) -> None:
-    """Train the missing runs of an artefact, then print its table and write its report.
+    """Train the missing runs of an artefact, then report.
 
     Ctrl-C saves the current run and stops; the same command continues from there. Press it again to end at once.
     Several commands may share one --out.
