@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from filelock import FileLock
 
 from sinkformers.lab.artefacts.artefact import METRICS_FILE, ExperimentError
 from sinkformers.lab.workbench import locks
@@ -77,7 +78,14 @@ def test_the_lock_of_a_killed_process_is_free_at_once_even_if_its_child_lives_on
     subprocess.run(["kill", str(child)], check=True)  # it was alive until now
 
 
-def test_a_lock_is_held_within_the_block_only(tmp_path):
+def test_a_lock_is_held_within_the_block_only(tmp_path, monkeypatch):
+    alive = []  # a lock that is deleted is released too, which would hide that it was not
+
+    def make(path):
+        alive.append(FileLock(path))
+        return alive[-1]
+
+    monkeypatch.setattr(locks, "FileLock", make)
     with locked(tmp_path) as held:
         assert held
         assert not is_free(tmp_path)
