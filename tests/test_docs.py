@@ -40,6 +40,9 @@ def test_the_map_of_packages_is_true():
     assert packages == {folder.name for folder in package.iterdir() if (folder / "__init__.py").is_file()}
 
 
+@pytest.mark.skipif(
+    not (ROOT / "results").is_dir(), reason="records are in the repository, not in the source distribution"
+)
 def test_the_results_on_the_page_are_those_of_the_records():
     """What `sinkformers report results --fill docs/reproduction.md` would write is what stands there."""
     from sinkformers.lab.artefacts import catalogue

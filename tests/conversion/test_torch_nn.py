@@ -128,7 +128,7 @@ def test_a_decoder_alone_is_refused():
 def test_causal_masks_in_an_encoder_raise():
     model = to_sinkformer(encoder(), n_iters=3)
     mask = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
-    with pytest.raises(NotImplementedError, match="is_causal=True works with n_iters=1"):
+    with pytest.raises(NotImplementedError, match="is_causal=True is supported with n_iters=1"):
         model(torch.randn(3, 7, 8, dtype=torch.float64), mask=mask)
 
 

@@ -1,4 +1,4 @@
-"""The command as its user meets it: help at once, pictures on disk, one sentence for what went wrong."""
+"""The command line: help, figures, and errors in one sentence."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def run_python(code, **environment):
 
 
 def command_line(*arguments, before="", after=""):
-    """Python that runs the console script on `arguments`; `after` runs once it has exited."""
+    """Return Python code that runs the console script on `arguments`; `after` runs once it has exited."""
     argv = ["sinkformers", *map(str, arguments)]
     return f"""
 import sys
@@ -38,45 +38,37 @@ finally:
 """
 
 
-def test_version_is_the_installed_one():
+def test_the_version_is_the_installed_one():
     result = invoke("--version")
     assert result.exit_code == 0
     assert result.output.strip() == f"sinkformers {version('sinkformers')}"
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "figure --help", "figure attention --help"])
-def test_help_and_version_import_neither_torch_nor_matplotlib(arguments):
-    heavy = "print('heavy:', sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
-    result = run_python(command_line(*arguments.split(), after=heavy))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "heavy: []"
-
-
 @pytest.mark.parametrize("arguments", [[], ["figure"]])
-def test_no_arguments_show_the_help(arguments):
+def test_the_command_without_arguments_prints_its_help(arguments):
     assert invoke(*arguments).output.strip() == invoke(*arguments, "--help").output.strip()
 
 
-def test_help_names_the_subcommands():
+def test_the_help_lists_the_subcommands():
     assert "figure" in invoke("--help").output
     listing = invoke("figure", "--help").output
     assert re.search(r"^\W*attention ", listing, flags=re.MULTILINE)
 
 
-def test_a_typo_is_answered_with_the_command_meant():
+def test_a_typo_is_answered_with_a_suggestion():
     result = invoke("figure", "atention", "--out", "x.png")
     assert result.exit_code == 2
     assert "No such command 'atention'" in result.stderr
     assert "attention" in result.stderr
 
 
-def test_out_is_asked_for():
+def test_out_is_required():
     result = invoke("figure", "attention")
     assert result.exit_code == 2
     assert "--out" in result.stderr
 
 
-def test_figure_makes_its_folders_and_its_picture(tmp_path):
+def test_a_figure_and_its_folders_are_created(tmp_path):
     out = tmp_path / "not" / "yet" / "there.PNG"
     result = invoke("figure", "attention", "--out", out)
     assert result.exit_code == 0, result.output
@@ -109,7 +101,7 @@ def test_figures_of_the_theory(tmp_path, monkeypatch, name, suffix, magic, says)
     assert says in result.output
 
 
-def test_only_the_flow_moves(tmp_path):
+def test_only_the_flow_can_be_animated(tmp_path):
     result = invoke("figure", "energy", "--out", tmp_path / "energy.gif")
     assert result.exit_code == 2
     assert "must end in .png, .svg, .pdf, which" in result.stderr
@@ -127,7 +119,7 @@ def test_figure1_prints_a_plain_table_into_a_pipe(tmp_path):
     assert all(row[4] == "1.000000" for row in rows)
 
 
-def test_an_ascii_pipe_gets_its_table_too(tmp_path):
+def test_figure1_prints_to_an_ascii_pipe(tmp_path):
     code = command_line("run", "figure1", "--preset", "paper", "--out", tmp_path)
     result = run_python(code, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 0, result.stderr
@@ -157,14 +149,14 @@ def far_below_a_file(tmp_path):
     return tmp_path / "file" / "folder" / "figure.png", "Not a directory"
 
 
-def a_link_into_nowhere(tmp_path):
+def a_broken_link(tmp_path):
     link = tmp_path / "figure.png"
     link.symlink_to(tmp_path / "gone" / "figure.png")
     return link, "No such file or directory"
 
 
 @pytest.mark.parametrize(
-    "case", [a_folder, an_unknown_suffix, no_suffix, below_a_file, far_below_a_file, a_link_into_nowhere]
+    "case", [a_folder, an_unknown_suffix, no_suffix, below_a_file, far_below_a_file, a_broken_link]
 )
 def test_an_unusable_out_is_refused_in_one_sentence(tmp_path, case):
     out, reason = case(tmp_path)
@@ -189,7 +181,7 @@ def test_an_unusable_out_is_refused_in_one_sentence(tmp_path, case):
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
-def test_what_the_system_refuses_is_one_sentence(arguments, tmp_path, monkeypatch):
+def test_an_operating_system_error_is_one_sentence(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = invoke(*(argument.replace("LONG", "a" * 5000) for argument in arguments))
     assert result.exit_code == 2
@@ -197,7 +189,7 @@ def test_what_the_system_refuses_is_one_sentence(arguments, tmp_path, monkeypatc
     assert "Traceback" not in result.output
 
 
-def test_a_page_to_fill_that_is_no_text_is_refused(tmp_path):
+def test_a_page_to_fill_that_is_not_text_is_refused(tmp_path):
     write_run(tmp_path / "runs")
     (tmp_path / "page.md").write_bytes(b"caf\xe9")
     result = invoke("report", tmp_path / "runs", "--fill", tmp_path / "page.md")
@@ -208,7 +200,7 @@ def test_a_page_to_fill_that_is_no_text_is_refused(tmp_path):
     )
 
 
-def test_missing_matplotlib_is_refused_with_the_remedy(tmp_path, monkeypatch):
+def test_missing_matplotlib_is_refused_with_the_fix(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = invoke("figure", "attention", "--out", tmp_path / "a.png")
     assert result.exit_code == 2

@@ -1,9 +1,6 @@
-"""`sinkformers data`: a line a set, and one sentence for what cannot be had."""
+"""`sinkformers data`: one line per set, and errors in one sentence."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -30,24 +27,8 @@ def refusal(*arguments):
     return result.stderr
 
 
-def test_no_arguments_show_the_help():
+def test_the_command_without_arguments_prints_its_help():
     assert invoke().output.strip() == invoke("--help").output.strip()
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["fetch", "--help"], ["status"]])
-def test_neither_help_nor_status_loads_torch(arguments):
-    code = f"""
-import sys
-sys.argv = ["sinkformers", "data", *{arguments!r}]
-from sinkformers.lab.cli import main
-try:
-    main()
-finally:
-    print("heavy:", sorted({{"torch", "numpy", "PIL", "sklearn"}} & set(sys.modules)))
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "heavy: []"
 
 
 def test_status_begins_each_line_with_a_name(tmp_path, monkeypatch):
@@ -76,32 +57,35 @@ def test_status_verifies_on_request(tmp_path):
     assert f"\nimdb          corrupt     {file.name} has the wrong checksum\n" in result.output
 
 
-def test_status_without_a_folder_looks_into_the_cache(tmp_path):
+def test_status_uses_the_cache_by_default(tmp_path):
     assert invoke("status").output.startswith(f"In {tmp_path / 'cache' / 'sinkformers' / 'data'}\n")
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     for arguments in (["status"], ["fetch", "mnist"]):
         assert "gone (--data) does not exist" in refusal(*arguments, "--data", tmp_path / "gone")
 
 
-def test_a_set_that_is_not_there_is_refused(tmp_path):
+def test_an_unknown_set_is_refused(tmp_path):
     assert "no data set 'minst'; did you mean mnist?" in refusal("fetch", "minst", "--data", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["dogs-vs-cats", "modelnet40", "imdb", "iwslt14"])
-def test_what_cannot_be_fetched_is_got_by_hand(tmp_path, name):
+def test_a_set_that_cannot_be_downloaded_says_how_to_get_it(tmp_path, name):
     sentence = refusal("fetch", name, "--data", tmp_path)
-    assert f"{name} cannot be fetched for you: {CATALOGUE[name].by_hand} of the data folder, {tmp_path}." in sentence
+    assert (
+        f"{name} cannot be downloaded automatically: {CATALOGUE[name].by_hand} of the data folder, {tmp_path}."
+        in sentence
+    )
     assert not list(tmp_path.iterdir())
 
 
-def test_there_is_nothing_to_fetch_of_an_embedded_set(tmp_path):
+def test_an_embedded_set_has_nothing_to_fetch(tmp_path):
     result = invoke("fetch", "digits", "--data", tmp_path)
     assert (result.exit_code, result.output) == (0, "digits comes with scikit-learn; there is nothing to fetch\n")
 
 
-def test_fetch_tells_each_file_and_then_that_all_are_there(tmp_path, monkeypatch):
+def test_fetch_prints_each_file_and_then_that_all_are_complete(tmp_path, monkeypatch):
     served, content = tmp_path / "served.bin", b"x" * 12_345
     served.write_bytes(content)
     file = DataFile("toy/served.bin", len(content), hashlib.sha256(content).hexdigest(), (served.as_uri(),))

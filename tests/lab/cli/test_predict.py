@@ -1,4 +1,4 @@
-"""`sinkformers predict`: answers are the model's own, attention is what it computes, bad input ends in a sentence."""
+"""`sinkformers predict`: answers and attention are those of the model, and errors are one sentence."""
 
 import json
 from dataclasses import asdict, replace
@@ -27,7 +27,7 @@ SHAPES = ("bowl", "chair", "lamp", "vase", "tent")
 
 
 def write_untrained(out, artefact_name, arm_name):
-    """A finished run whose model was only drawn; its folder, its task's files, and the model."""
+    """Return the folder, the files and the model of a finished run with random weights."""
     artefact = catalogue.find(artefact_name)
     preset = artefact.presets["smoke"]
     arm = next(arm for arm in preset.arms if arm.name == arm_name)
@@ -68,14 +68,14 @@ def refused(result):
 
 @pytest.fixture
 def shape(tmp_path):
-    """As many points as the models take, so that none is left out."""
+    """Return as many points as the models take."""
     points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
     np.save(tmp_path / "shape.npy", points.numpy())
     return tmp_path / "shape.npy", points
 
 
 @pytest.mark.parametrize(("artefact", "arm"), [("table1-set", "n-3"), ("table1-pct", "port-n-2")])
-def test_a_shape_gets_the_classes_that_the_model_gives(artefact, arm, shape, tmp_path):
+def test_the_classes_of_a_shape_are_those_of_the_model(artefact, arm, shape, tmp_path):
     folder, model = write_untrained(tmp_path, artefact, arm)
     file, points = shape
     given = on_unit_sphere(points)[None]  # their order does not matter
@@ -93,7 +93,7 @@ def test_a_shape_gets_the_classes_that_the_model_gives(artefact, arm, shape, tmp
     assert (tmp_path / "out" / "01-shape.npy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_point_is_coloured_by_what_it_receives(shape, tmp_path):
+def test_points_are_coloured_by_the_attention_they_receive(shape, tmp_path):
     folder, model = write_untrained(tmp_path, "table1-set", "n-1")
     classifier, (file, _) = CloudClassifier(open_run(folder)), shape
     prediction = classifier.predict(file)
@@ -108,7 +108,7 @@ def test_a_point_is_coloured_by_what_it_receives(shape, tmp_path):
     assert_close(classifier.predict(file, layer="encoder.1.induce").attention.shares, induced.sum(0) * 48 / 8)
 
 
-def test_places_are_the_centres_that_attention_sees(shape, tmp_path):
+def test_attention_is_drawn_at_the_centres(shape, tmp_path):
     folder, _ = write_untrained(tmp_path, "table1-pct", "n-3")
     prediction = CloudClassifier(open_run(folder)).predict(shape[0])
     places = prediction.attention.places
@@ -117,7 +117,7 @@ def test_places_are_the_centres_that_attention_sees(shape, tmp_path):
     assert len(places.unique(dim=0)) == 12
 
 
-def test_reviews_are_judged_alike_alone_together_and_from_a_file(tmp_path):
+def test_reviews_get_the_same_answer_alone_together_and_from_a_file(tmp_path):
     folder, model = write_untrained(tmp_path, "figure4", "n-3")
     lines = [*load_opinions().test.texts[:3], "", "Ähnlich!"]
     judge = Judge(open_run(folder))
@@ -151,7 +151,7 @@ def test_sentences_are_translated_line_by_line_and_drawn_on_request(tmp_path):
     assert not (tmp_path / "predictions").exists()
 
 
-def test_the_attention_of_a_sentence_is_the_encoders(tmp_path):
+def test_the_attention_of_a_sentence_is_that_of_the_encoder(tmp_path):
     folder, model = write_untrained(tmp_path, "table2", "continued-n-3")
     translate = Translate(open_run(folder))
     numbers = [*translate.translator.source.encode(["elf"])[0], END]
@@ -163,7 +163,7 @@ def test_the_attention_of_a_sentence_is_the_encoders(tmp_path):
     assert_close(seen.weights, watch[first].calls[0].weights[0].mean(0))
 
 
-def test_a_model_of_pieces_says_once_that_it_knows_no_plain_text(tmp_path):
+def test_a_model_of_subwords_warns_once_about_plain_text(tmp_path):
     folder, _ = write_untrained(tmp_path, "table2", "continued-n-3")
     pieces = Vocabulary.given(["ein hun@@ d"])
     for side in ("source", "target"):
@@ -179,16 +179,16 @@ def test_a_model_of_pieces_says_once_that_it_knows_no_plain_text(tmp_path):
     assert Translate(open_run(folder)).attention("ein Hund").tokens == ["ein", "(unknown)", "(end)"]
 
 
-def test_the_name_of_a_file_is_a_text_too_and_a_hint(tmp_path):
+def test_the_name_of_a_file_is_read_as_a_text_with_a_hint(tmp_path):
     folder, _ = write_untrained(tmp_path, "figure4", "n-3")
     file = tmp_path / "reviews.txt"
     file.write_text("fine\n")
     result = invoke(folder, str(file), "a\0b", "fine" * 999, "ä" * 200)
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
-    assert "reviews.txt is taken for a text; the lines of a file are read by --file." in result.stderr
+    assert "reviews.txt is read as a text; use --file to read the lines of a file." in result.stderr
 
 
-def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
+def test_errors_are_one_sentence(shape, tmp_path):
     shapes, _ = write_untrained(tmp_path / "a", "table1-set", "n-3")
     texts, _ = write_untrained(tmp_path / "a", "figure4", "n-1")
     images, _ = write_untrained(tmp_path / "b", "figure6", "patch-4-rate-0.001-n-1")
@@ -199,7 +199,7 @@ def test_what_is_wrong_is_said_in_a_sentence(shape, tmp_path):
     for arguments, sentence in (
         ([tmp_path / "nowhere"], "holds no finished run; name the folder of one"),
         ([tmp_path / "a", shape[0]], "holds 2 finished runs, such as "),
-        ([images, shape[0]], "is a model of images, and predict knows shapes and texts only."),
+        ([images, shape[0]], "is a model of images; predict supports shapes and texts only."),
         ([shapes], "there is nothing to predict; name files with shapes"),
         ([shapes, tmp_path / "no.off"], "no.off cannot be read (No such file or directory)"),
         ([shapes, few], "few.xyz has 2 points, and the model was trained with 48; give a mesh, or more points."),
@@ -240,7 +240,7 @@ def test_weights_of_another_model_are_refused(shape, tmp_path):
 def test_weights_of_another_arm_and_missing_weights_are_refused(tmp_path):
     folder, model = write_untrained(tmp_path, "figure4", "n-3")
     checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 1}})
-    assert "was trained with n_iters 1, and metrics.json is of n_iters 3." in refused(invoke(folder, "a"))
+    assert "was trained with n_iters 1, and metrics.json has n_iters 3." in refused(invoke(folder, "a"))
     checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 3}})
     assert invoke(folder, "a").exit_code == 0
     (folder / "model.safetensors").unlink()
@@ -260,7 +260,7 @@ def test_tokens_are_counted_as_they_are_read(tmp_path):
     assert invoke(sentences, text[1:]).stderr == ""
 
 
-def test_a_model_of_the_authors_is_drawn_and_stays_what_it_is(tmp_path):
+def test_drawing_does_not_change_a_model_of_the_authors(tmp_path):
     task = figure4.task(AUTHORS, AUTHORS.arms[1], 0, None)
     folder, _ = write_untrained(tmp_path, "figure4", "n-3")
     checkpoint.write(folder / "model.safetensors", task.model().state_dict(), {})
@@ -277,7 +277,7 @@ def test_a_model_of_the_authors_is_drawn_and_stays_what_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(("artefact", "part"), [("figure4", "first 32"), ("table2", "last 64")])
-def test_that_a_text_is_not_read_to_its_end_is_said_once(tmp_path, artefact, part):
+def test_a_truncated_text_is_reported_once(tmp_path, artefact, part):
     folder, _ = write_untrained(tmp_path, artefact, "n-3" if artefact == "figure4" else "continued-n-3")
     long = "elf " * 99
     result = invoke(folder, "--file", "-", "--draw", "--out", tmp_path / "out", input=f"{long}\nelf\n{long}")

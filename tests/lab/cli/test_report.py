@@ -1,4 +1,4 @@
-"""`sinkformers report`: tables in the terminal, a page on disk, one sentence for what went wrong."""
+"""`sinkformers report`: tables in the terminal, a page on disk, and errors in one sentence."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ def invoke(*arguments):
 
 
 def refused(result):
-    """The one sentence of a refusal."""
+    """Return the sentence of a refusal."""
     assert result.exit_code == 2
     assert result.stderr.startswith("sinkformers: ")
     assert result.stderr.count("\n") == 1
@@ -45,7 +45,7 @@ def test_a_report_prints_its_tables_and_writes_its_page(runs):
     assert result.output.splitlines()[-1] == f"Written to {page}"
 
 
-def test_out_says_where_and_several_folders_are_one_report(runs, tmp_path):
+def test_several_folders_give_one_report_in_out(runs, tmp_path):
     write_run(tmp_path / "more", artefact="unheard-of", seed=3, final=0.4)
     result = invoke(runs, tmp_path / "more", "--out", tmp_path / "not" / "yet")
     assert result.exit_code == 0, result.output
@@ -54,7 +54,7 @@ def test_out_says_where_and_several_folders_are_one_report(runs, tmp_path):
     assert not (runs / "report").exists()
 
 
-def test_losses_that_diverged_are_reported_as_the_worst(tmp_path):
+def test_diverged_losses_are_the_worst(tmp_path):
     for seed, loss in enumerate((0.5, math.inf, None)):
         test = {"loss": loss, "accuracy": 0.5}
         epochs = [epoch(0, 0.1), {"epoch": 1, "train": {"loss": loss}, "test": test}]
@@ -66,7 +66,7 @@ def test_losses_that_diverged_are_reported_as_the_worst(tmp_path):
     ]
 
 
-def test_what_looks_like_markup_is_printed_as_it_is(tmp_path):
+def test_markup_in_names_is_printed_unchanged(tmp_path):
     write_run(tmp_path, artefact="[bold]a[", arm="[red]b[")
     result = invoke(tmp_path)
     assert result.exit_code == 0, result.output
@@ -78,13 +78,13 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path):
     assert "nowhere does not exist" in refused(invoke(tmp_path / "nowhere"))
 
 
-def test_a_folder_without_a_finished_cell_is_refused(tmp_path):
-    assert "holds no finished run, and none is running" in refused(invoke(tmp_path))
+def test_a_folder_without_a_finished_run_is_refused(tmp_path):
+    assert "contains no finished run, and none is running" in refused(invoke(tmp_path))
     write_unfinished(tmp_path)
-    assert "holds no finished run, one is unfinished" in refused(invoke(tmp_path))
+    assert "contains no finished run, one is unfinished" in refused(invoke(tmp_path))
 
 
-def test_a_damaged_cell_is_refused_by_name(runs):
+def test_a_damaged_run_is_named(runs):
     file = next(runs.rglob("metrics.json"))
     file.write_text('{"artefact": ', encoding="utf-8")
     assert str(file) in refused(invoke(runs))
@@ -94,18 +94,18 @@ def test_an_unwritable_out_is_refused(runs, tmp_path):
     (tmp_path / "file").touch()
     sentence = refused(invoke(runs, "--out", tmp_path / "file"))
     assert f"cannot write {tmp_path / 'file'}" in sentence
-    assert "choose another place" in sentence
+    assert "choose another file or folder" in sentence
 
 
 @pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
-def test_a_missing_library_is_refused_with_the_remedy(runs, monkeypatch, name):
+def test_a_missing_library_is_refused_with_the_fix(runs, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     assert refused(invoke(runs)) == (
         f"sinkformers: reports need {name}; install it with pip install '.[cli]' in your clone.\n"
     )
 
 
-def test_a_page_is_filled_with_what_the_records_hold(runs, tmp_path):
+def test_a_page_is_filled_from_the_records(runs, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results: unheard-of small runs -->\nold\n<!-- end -->\nafter\n")
     assert invoke(runs, "--fill", page).exit_code == 0
@@ -117,7 +117,7 @@ def test_a_page_is_filled_with_what_the_records_hold(runs, tmp_path):
     assert page.read_text() == first
 
 
-def test_a_page_that_cannot_be_filled_is_left_alone(runs, tmp_path):
+def test_a_page_that_cannot_be_filled_is_not_changed(runs, tmp_path):
     page = tmp_path / "page.md"
     for text, sentence in (
         ("nothing", "the page has no place to fill"),

@@ -1,4 +1,4 @@
-"""`sinkformers run` and `list` as their users meet them: killed, shared, distributed, misspelt."""
+"""`sinkformers run` and `list`: killed, in parallel, distributed, and with wrong arguments."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import pytest
 from accelerate.state import AcceleratorState
 from typer.testing import CliRunner
 
-from sinkformers.lab.artefacts import figure4
 from sinkformers.lab.cli.app import app
 from sinkformers.lab.workbench.locks import locked
 
@@ -44,7 +43,7 @@ def start(*arguments, command=COMMAND, **environment):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Both runs of the smoke preset, trained without a disturbance."""
+    """Return the folder and the output of both runs of the smoke preset, trained without interruption."""
     out = tmp_path_factory.mktemp("finished")
     process = start("--out", out)
     said, complaint = process.communicate(timeout=300)
@@ -75,7 +74,7 @@ def test_a_run_leaves_records_and_a_report(finished):
     assert len((out / RUN_FOLDER / "log.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_record_holds_no_time_and_no_path(finished):
+def test_the_record_contains_neither_times_nor_paths(finished):
     text = (finished[0] / RUN_FOLDER / "metrics.json").read_text()
     assert str(finished[0]) not in text
     assert "second" not in text
@@ -84,7 +83,7 @@ def test_the_record_holds_no_time_and_no_path(finished):
     ).keys()
 
 
-def test_killed_in_the_middle_of_an_epoch_it_ends_on_the_same_bytes(finished, tmp_path):
+def test_a_killed_run_continues_to_the_same_bytes(finished, tmp_path):
     arguments = ("--out", tmp_path, "--arms", "n-3", "--save-every", "0")
     process = start(*arguments)
     log, deadline = tmp_path / RUN_FOLDER / "log.jsonl", time.monotonic() + 120
@@ -109,18 +108,18 @@ def test_killed_in_the_middle_of_an_epoch_it_ends_on_the_same_bytes(finished, tm
     assert json.loads((tmp_path / RUN_FOLDER / "run.json").read_text())["resumed"] == 1
 
 
-def test_an_interrupt_has_the_code_of_one_and_data_is_named_while_it_is_read(tmp_path, monkeypatch):
+def test_an_interrupt_while_data_is_read_exits_with_130(tmp_path, monkeypatch):
     def read_on(_folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(figure4, "load_imdb", read_on)
+    monkeypatch.setattr("sinkformers.lab.data.load_imdb", read_on)
     result = invoke("run", "figure4", "--data", tmp_path, "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert result.stderr == ("sinkformers: stopped. What is finished is kept, and the same command does the rest.\n")
     assert "n-1, seed 0: reading imdb." in result.stdout
 
 
-def test_two_commands_share_a_folder_and_train_each_cell_once(finished, tmp_path):
+def test_two_commands_in_one_folder_train_each_run_once(finished, tmp_path):
     both = [start("--out", tmp_path, "--seeds", "0-2") for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -132,7 +131,7 @@ def test_two_commands_share_a_folder_and_train_each_cell_once(finished, tmp_path
     ).read_bytes()
 
 
-def test_what_all_jobs_complain_of_is_said_once(tmp_path):
+def test_an_error_of_all_jobs_is_printed_once(tmp_path):
     (tmp_path / "data").mkdir()
     process = start("--out", tmp_path / "out", "--jobs", "2", "--data", tmp_path / "data", "--preset", "small")
     _, complaint = process.communicate(timeout=120)
@@ -141,7 +140,7 @@ def test_what_all_jobs_complain_of_is_said_once(tmp_path):
     assert "dogs-vs-cats: there is neither" in complaint
 
 
-def test_jobs_start_processes_of_their_own(finished, tmp_path):
+def test_jobs_train_in_separate_processes(finished, tmp_path):
     process = start("--out", tmp_path, "--jobs", "2")
     said, complaint = process.communicate(timeout=300)
     assert process.returncode == 0, complaint
@@ -151,7 +150,7 @@ def test_jobs_start_processes_of_their_own(finished, tmp_path):
     ).read_bytes()
 
 
-def test_under_torchrun_two_processes_train_one_cell_together(finished, tmp_path):
+def test_two_processes_of_torchrun_train_one_run_together(finished, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     process = start("--out", tmp_path, "--arms", "n-3", command=[*launcher, *COMMAND[2:]])
     _, complaint = process.communicate(timeout=300)
@@ -177,7 +176,7 @@ def test_under_torchrun_two_processes_train_one_cell_together(finished, tmp_path
         (["run", "figure1", "--preset", "paper", "--out", "OUT/file"], "Choose another --out, one that can be written"),
     ],
 )
-def test_what_cannot_be_run_is_one_sentence_and_a_code(tmp_path, arguments, sentence):
+def test_wrong_arguments_are_refused_in_one_sentence(tmp_path, arguments, sentence):
     (tmp_path / "file").write_text("in the way")
     result = invoke(*(argument.replace("OUT", str(tmp_path)) for argument in arguments))
     assert result.exit_code == 2
@@ -186,7 +185,7 @@ def test_what_cannot_be_run_is_one_sentence_and_a_code(tmp_path, arguments, sent
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_damaged_checkpoint_is_a_sentence_and_stays(tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path):
     (tmp_path / RUN_FOLDER).mkdir(parents=True)
     (tmp_path / RUN_FOLDER / "checkpoint.safetensors").write_bytes(b"damaged")
     result = invoke("run", "figure5", "--preset", "smoke", "--arms", "n-3", "--out", tmp_path)
@@ -204,7 +203,7 @@ def test_figure1_is_drawn(tmp_path):
     assert {file.name for file in (tmp_path / "figure1" / "paper").iterdir()} == {"figure1.png", "figure1.svg"}
 
 
-def test_the_list_begins_its_lines_with_whole_names():
+def test_the_lines_of_the_list_begin_with_the_names():
     names = {line.split()[0] for line in invoke("list").output.splitlines() if not line.startswith(" ")}
     listed = json.loads(invoke("list", "--json").output)
     assert names == {artefact["name"] for artefact in listed}

@@ -1,4 +1,4 @@
-"""`sinkformers run`, stopped: what it says is true, and no process outlives it."""
+"""`sinkformers run` when it is stopped: its message is true, and it leaves no process behind."""
 
 import os
 import re
@@ -27,7 +27,7 @@ SIGNALS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (si
 
 @pytest.fixture
 def start():
-    """Start the command; whatever happens in a test, it does not outlive it."""
+    """Start the command, and end it with the test."""
     started = []
 
     def begin(*arguments, command=COMMAND):
@@ -48,7 +48,7 @@ def wait_for(condition, process, seconds=120):
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            pytest.fail(f"it did not come to pass: {process.communicate()}")
+            pytest.fail(f"the condition was not reached: {process.communicate()}")
         time.sleep(0.002)
 
 
@@ -61,14 +61,14 @@ def finish(*arguments):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The records of both runs, trained without a disturbance."""
+    """Return the records of both runs, trained without interruption."""
     out = tmp_path_factory.mktemp("whole")
     finish("--out", out)
     return [(out / run / METRICS_FILE).read_bytes() for run in RUN_FOLDERS]
 
 
 @SIGNALS
-def test_stopped_in_its_first_seconds_it_goes_on_at_the_step_where_it_was(whole, start, tmp_path, number, code):
+def test_a_stopped_run_continues_at_the_same_step(whole, start, tmp_path, number, code):
     process = start("--out", tmp_path, "--arms", "n-3")
     wait_for((tmp_path / RUN_FOLDERS[1] / "log.jsonl").exists, process)  # evaluated before training, and nothing saved
     process.send_signal(number)
@@ -88,8 +88,8 @@ def test_stopped_in_its_first_seconds_it_goes_on_at_the_step_where_it_was(whole,
     assert (tmp_path / RUN_FOLDERS[1] / METRICS_FILE).read_bytes() == whole[1]
 
 
-def test_stopped_while_it_reads_nothing_was_saved_and_it_says_so(tmp_path):
-    """As a worker, it is asked to end by the end of its standard input: at the first moment that it listens."""
+def test_a_run_stopped_while_reading_data_says_that_nothing_was_saved(tmp_path):
+    """A worker stops when its standard input ends, here as soon as it checks."""
     process = subprocess.run(
         [*COMMAND, "--out", str(tmp_path)],
         env={**os.environ, "SINKFORMERS_WORKER": "1"},
@@ -108,8 +108,8 @@ def test_stopped_while_it_reads_nothing_was_saved_and_it_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_the_process_that_started_them(start, tmp_path, number):
-    # Forty epochs: they are not over before they are asked to end.
+def test_workers_end_with_their_parent_process(start, tmp_path, number):
+    # Forty epochs, so that they are still running when they are stopped.
     command = [*COMMAND[:4], "figure2-mnist", "--preset", "smoke", "--arms", "cls-*"]
     process = start("--out", tmp_path, "--jobs", "5000", command=command)
     folders = [tmp_path / "figure2-mnist" / "smoke" / f"cls-n-{n}" / "seed-0" for n in (1, 5)]
@@ -124,7 +124,7 @@ def test_workers_end_with_the_process_that_started_them(start, tmp_path, number)
     assert len(workers) == 2
     for folder in folders:
         left = {file.name for file in folder.iterdir()}
-        assert left == {"checkpoint.safetensors", "log.jsonl", "tensorboard"}
+        assert left == {"checkpoint.safetensors", "lock", "log.jsonl", "tensorboard"}
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
         said = [line for line in complaint.splitlines() if line.startswith("sinkformers: stopped.")]
@@ -135,7 +135,7 @@ def test_workers_end_with_the_process_that_started_them(start, tmp_path, number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_processes_of_torchrun_end_with_it_and_save_together(start, tmp_path, number):
+def test_processes_of_torchrun_stop_together_and_save(start, tmp_path, number):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     command = [*launcher, *COMMAND[2:4], "figure2-mnist", "--preset", "smoke", "--arms", "cls-n-1"]
     process = start("--out", tmp_path, command=command)
@@ -148,7 +148,8 @@ def test_processes_of_torchrun_end_with_it_and_save_together(start, tmp_path, nu
         rank.kill()
     assert not alive
     assert len(ranks) >= 2
-    assert {file.name for file in folder.iterdir()} == {"checkpoint.safetensors", "log.jsonl", "tensorboard"}
+    left = {file.name for file in folder.iterdir()}
+    assert left == {"checkpoint.safetensors", "lock", "log.jsonl", "tensorboard"}
     _, complaint = process.communicate(timeout=60)
     saved = re.findall(
         r"^sinkformers: stopped\. cls-n-1, seed 0 is saved at epoch \d+, step \d+;", complaint, re.MULTILINE
@@ -156,12 +157,12 @@ def test_processes_of_torchrun_end_with_it_and_save_together(start, tmp_path, nu
     assert len(saved) == 1
 
 
-def test_under_torchrun_jobs_are_refused(monkeypatch, tmp_path):
+def test_jobs_are_refused_under_torchrun(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "0")
     result = CliRunner().invoke(app, [*COMMAND[3:], "--jobs", "2", "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert result.stderr == (
-        "sinkformers: --jobs is for a command that runs alone, and torchrun has started several; leave it out.\n"
+        "sinkformers: --jobs cannot be used with torchrun, which starts several processes itself; leave it out.\n"
     )
 
 
@@ -170,7 +171,7 @@ def runs(n):
 
 
 @pytest.mark.parametrize(("jobs", "expected"), [(5000, 4), (2, 2), (1, 1)])
-def test_there_are_no_more_processes_than_cells_left_to_do(tmp_path, jobs, expected):
+def test_there_are_no_more_processes_than_unfinished_runs(tmp_path, jobs, expected):
     for seed in (0, 3):
         write_run(tmp_path / "out", seed=seed)
     (tmp_path / "started").mkdir()
@@ -180,12 +181,12 @@ def test_there_are_no_more_processes_than_cells_left_to_do(tmp_path, jobs, expec
     assert len(list((tmp_path / "started").iterdir())) == expected
 
 
-def test_where_every_cell_is_finished_nothing_is_started(tmp_path):
+def test_no_process_is_started_if_all_runs_are_finished(tmp_path):
     write_run(tmp_path)
     assert side_by_side(["no such command"], 3, runs(1), tmp_path, Display(quiet=True)) == 0
 
 
-def test_a_worker_that_was_killed_is_said_to_be(tmp_path, capsys):
+def test_a_killed_worker_is_reported(tmp_path, capsys):
     script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert side_by_side([sys.executable, "-c", script], 2, runs(2), tmp_path, Display(quiet=True)) == 137
     assert capsys.readouterr().err == (

@@ -1,4 +1,4 @@
-"""Real data where it is at hand; everywhere else, a cache that no test shares with its user."""
+"""The real data sets, if they are available, and a cache for each test."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def read_only():
-    """Takes the write bits off a folder, until the test is over."""
+    """Remove the write permission of a folder until the end of the test."""
     folders = []
 
     def protect(folder):

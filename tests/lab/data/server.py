@@ -1,24 +1,21 @@
-"""A web server of a few files, which can be told to misbehave in the ways that servers do."""
+"""A local web server with a few files, which can break off, hang, or close connections."""
 
-import re
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files` below its `url`; `asked` holds the path and the Range header of every request."""
+    """Serve `files` below `url`. `requested` lists the paths of all requests."""
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
-        self.asked: list[tuple[str, str | None]] = []
-        self.knows_ranges = True
-        self.refuses_ranges = False
+        self.requested: list[str] = []
         self.break_after: int | None = None  # bytes of each answer
-        self.content_range = "bytes {start}-{end}/{size}"
-        self.skew = 0  # added to where a range begins
+        self.delay = 0.0  # seconds before each answer
 
     @property
     def url(self) -> str:
@@ -34,31 +31,23 @@ class Server(ThreadingHTTPServer):
         self.thread.join()
         self.server_close()
 
+    def handle_error(self, request, client_address):
+        """Say nothing of clients that have gone."""
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self):
-        wanted = self.headers.get("Range")
-        self.server.asked.append((self.path, wanted))
+        self.server.requested.append(self.path)
         content = self.server.files.get(self.path)
+        time.sleep(self.server.delay)
         if content is None:
             return self.send_error(404)
-        if wanted and self.server.refuses_ranges:
-            return self.send_error(416)
-        start = 0
-        if wanted and self.server.knows_ranges:
-            found = re.fullmatch(r"bytes=(\d+)-", wanted)
-            assert found
-            start = int(found[1]) + self.server.skew
-            self.send_response(206)
-            size = len(content)
-            self.send_header("Content-Range", self.server.content_range.format(start=start, end=size - 1, size=size))
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(content) - start))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content[start:][: self.server.break_after])
+        self.wfile.write(content[: self.server.break_after])
 
     def log_message(self, *_):
         pass

@@ -1,4 +1,4 @@
-"""Hostile and damaged archives: nothing is ever written but below the folder asked for."""
+"""Hostile and damaged archives: nothing is written outside the new folder."""
 
 import io
 import stat
@@ -58,7 +58,7 @@ def tree(folder):
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tar.xz", "a.tar.bz2"])
-def test_what_went_in_comes_out(tmp_path, name):
+def test_files_are_unpacked_unchanged(tmp_path, name):
     archive = make(tmp_path / name, FILES)
     into = tmp_path / "new" / "folder"
     assert unpack(archive, into) == into
@@ -67,7 +67,7 @@ def test_what_went_in_comes_out(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])
-def test_a_folder_of_the_same_name_is_the_folder(tmp_path, name):
+def test_a_single_folder_of_the_same_name_becomes_the_folder(tmp_path, name):
     archive = make(tmp_path / name, {"a/below.txt": b"below", "a/a/deeper.txt": b"deeper"})
     into = unpack(archive, tmp_path / "a")
     assert {path: content for path, content in tree(into).items() if content is not False} == {
@@ -77,23 +77,23 @@ def test_a_folder_of_the_same_name_is_the_folder(tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", name]
 
 
-def test_a_second_process_takes_the_folder_of_the_first(tmp_path, monkeypatch):
+def test_the_folder_of_another_process_is_kept(tmp_path, monkeypatch):
     archive = make_zip(tmp_path / "a.zip", FILES)
     into = tmp_path / "into"
-    write = archives._write
+    extract = archives._extract
 
-    def first_process(*args):
+    def extract_after_another_process(*args):
         into.mkdir(exist_ok=True)
         (into / "top.txt").write_bytes(b"top")
-        write(*args)
+        extract(*args)
 
-    monkeypatch.setattr(archives, "_write", first_process)
+    monkeypatch.setattr(archives, "_extract", extract_after_another_process)
     assert unpack(archive, into) == into
     assert tree(into) == {"top.txt": b"top"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "into"]
 
 
-def test_folders_of_their_own_are_made(tmp_path):
+def test_empty_folders_are_created(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         info = tarfile.TarInfo("empty")
         info.type, info.mode = tarfile.DIRTYPE, 0o000
@@ -105,37 +105,55 @@ def test_folders_of_their_own_are_made(tmp_path):
         assert made.stat().st_mode & 0o700 == 0o700
 
 
-@pytest.mark.parametrize("suffix", [".zip", ".tar"])
-@pytest.mark.parametrize(
-    "name",
-    ["../evil", "/evil", "folder/../../evil", "..", "C:/evil", "C:evil", "..\\evil", "\\evil", "\\\\host\\share\\evil"],
-)
-def test_a_member_that_leads_out_is_refused_before_anything_is_written(tmp_path, suffix, name):
-    archive = make(tmp_path / f"hostile{suffix}", {"harmless": b"1", name: b"2"})
+@pytest.mark.parametrize("name", ["../evil", "folder/../../evil", ".."])
+def test_a_tar_member_outside_the_folder_is_refused(tmp_path, name):
+    archive = make_tar(tmp_path / "hostile.tar", {"harmless": b"1", name: b"2"})
     before = tree(tmp_path)
-    with pytest.raises(DataError, match=r"not to be trusted: its member '.+' leads out of the folder; get it again"):
+    with pytest.raises(DataError, match=r"hostile\.tar is not safe to unpack \('.+outside the destination\); get it"):
         unpack(archive, tmp_path / "into")
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+@pytest.mark.parametrize("name", ["/evil", "C:/evil", "C:evil", "..\\evil", "\\evil", "\\\\host\\share\\evil"])
+def test_absolute_names_are_confined_to_the_folder(tmp_path, suffix, name):
+    archive = make(tmp_path / f"hostile{suffix}", {"harmless": b"1", name: b"2"})
+    into = unpack(archive, tmp_path / "into")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [archive.name, "into"]
+    assert sorted(content for content in tree(into).values() if content is not False) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("name", ["../evil", "folder/../../evil"])
+def test_a_zip_member_outside_the_folder_is_confined_to_it(tmp_path, name):
+    into = unpack(make_zip(tmp_path / "hostile.zip", {"harmless": b"1", name: b"2"}), tmp_path / "into")
+    assert (into / "harmless").read_bytes() == b"1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hostile.zip", "into"]
+    assert [path.read_bytes() for path in into.rglob("evil")] == [b"2"]
+
+
+@pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
+def test_links_and_devices_of_a_zip_archive_are_plain_files(tmp_path, mode):
+    into = unpack(special_zip(tmp_path / "a.zip", mode), tmp_path / "into")
+    assert stat.S_ISREG((into / "special").lstat().st_mode)
+    assert (into / "special").read_bytes() == b"/etc/passwd"
+
+
 @pytest.mark.parametrize(
-    ("make_special", "what"),
+    ("kind", "target"),
     [
-        (lambda folder: special_zip(folder / "a.zip", stat.S_IFLNK), "link"),
-        (lambda folder: special_zip(folder / "a.zip", stat.S_IFCHR), "device"),
-        (lambda folder: special_zip(folder / "a.zip", stat.S_IFIFO), "device"),
-        (lambda folder: special_tar(folder / "a.tar", tarfile.SYMTYPE, "../../outside"), "link"),
-        (lambda folder: special_tar(folder / "a.tar", tarfile.SYMTYPE, "/etc/passwd"), "link"),
-        (lambda folder: special_tar(folder / "a.tar", tarfile.LNKTYPE, "../outside"), "link"),
-        (lambda folder: special_tar(folder / "a.tar", tarfile.CHRTYPE), "device"),
-        (lambda folder: special_tar(folder / "a.tar", tarfile.BLKTYPE), "device"),
-        (lambda folder: special_tar(folder / "a.tar", tarfile.FIFOTYPE), "device"),
+        (tarfile.SYMTYPE, "../../outside"),
+        (tarfile.SYMTYPE, "/etc/passwd"),
+        (tarfile.SYMTYPE, "inside"),
+        (tarfile.LNKTYPE, "../outside"),
+        (tarfile.CHRTYPE, ""),
+        (tarfile.BLKTYPE, ""),
+        (tarfile.FIFOTYPE, ""),
     ],
 )
-def test_links_and_devices_are_refused(tmp_path, make_special, what):
-    archive = make_special(tmp_path)
+def test_links_and_devices_of_a_tar_archive_are_refused(tmp_path, kind, target):
+    archive = special_tar(tmp_path / "a.tar", kind, target)
     before = tree(tmp_path)
-    with pytest.raises(DataError, match=f"its member 'special' is a {what}; get it again elsewhere"):
+    with pytest.raises(DataError, match=r"a\.tar is not safe to unpack \('special' is a special file\); get it"):
         unpack(archive, tmp_path / "into")
     assert tree(tmp_path) == before
 
@@ -177,35 +195,33 @@ def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_what_is_no_archive_is_damaged(tmp_path):
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path):
     (tmp_path / "page.zip").write_bytes(b"<html>")
     with pytest.raises(DataError, match=r"page\.zip is damaged"):
         unpack(tmp_path / "page.zip", tmp_path / "into")
 
 
 @pytest.mark.parametrize("name", ["bomb.zip", "bomb.tar.gz"])
-def test_a_bomb_is_not_unpacked(tmp_path, name):
+def test_an_archive_over_the_size_limit_is_refused(tmp_path, name):
     archive = make(tmp_path / name, {"zeros": bytes(10_000)})
     with pytest.raises(DataError, match="would unpack to 10,000 bytes, over the limit of 9,999; check its origin"):
         unpack(archive, tmp_path / "into", most_bytes=9_999)
     assert unpack(archive, tmp_path / "into", most_bytes=10_000)
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path):
+def test_an_existing_folder_is_not_changed(tmp_path):
     archive = make_zip(tmp_path / "a.zip", FILES)
     into = tmp_path / "into"
     into.mkdir()
-    with pytest.raises(
-        DataError, match=r"into is there already, so .*a\.zip was not unpacked; delete the folder first"
-    ):
+    with pytest.raises(DataError, match=r"into exists already, so .*a\.zip was not unpacked; delete the folder first"):
         unpack(archive, into)
     assert not list(into.iterdir())
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     archive = make_zip(tmp_path / "a.zip", FILES)
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"a\.zip cannot be unpacked to .*into \(Not a directory\); make room there"):
+    with pytest.raises(DataError, match=r"a\.zip cannot be unpacked to .*into \(Not a directory\); free some space"):
         unpack(archive, tmp_path / "file" / "into")
 
 

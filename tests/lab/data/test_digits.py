@@ -1,4 +1,4 @@
-"""Scikit-learn's digits, and the split that every set without one of its own gets."""
+"""Scikit-learn's digits, and the split of sets that have none."""
 
 import sys
 
@@ -10,7 +10,7 @@ from sinkformers.lab.data import DataError, load_digits
 from sinkformers.lab.data.images import stratified_split
 
 
-def test_digits_are_scikit_learns_in_255_steps():
+def test_digits_are_those_of_scikit_learn_scaled_to_255():
     digits = load_digits()
     assert digits.name == "digits"
     assert digits.train.pixels.shape == (1438, 1, 8, 8)
@@ -27,7 +27,7 @@ def test_digits_are_scikit_learns_in_255_steps():
     assert sorted(zip(together, pixels, strict=True)) == expected
 
 
-def test_the_split_is_the_same_every_time_and_leaves_the_global_generator_alone():
+def test_the_split_is_fixed_and_does_not_use_the_global_generator():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = load_digits()
@@ -55,7 +55,7 @@ def test_a_fifth_of_each_class_is_for_testing(counts):
         assert part.tolist() == sorted(part.tolist())
 
 
-def test_the_split_is_drawn_and_not_cut():
+def test_the_split_is_random_and_not_the_last_fifth():
     labels = torch.arange(100) % 2
     _, test = stratified_split(labels)
     assert test.tolist() != list(range(20))

@@ -1,4 +1,4 @@
-"""Dogs vs. Cats: decoded as a reference would, once, from wherever the photographs lie; and damage has a name."""
+"""Dogs vs. Cats: decoded once, like a reference, from an archive or a folder; damage is reported."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def jpeg(colour, *, mode="RGB"):
 
 
 def toy_files():
-    """Cats are red and dogs blue, the brighter the higher their number."""
+    """Return red cats and blue dogs, brighter with higher numbers."""
     cats = {f"cat.{n}.jpg": jpeg((20 * n + 60, 0, 0)) for n in range(CATS)}
     dogs = {f"dog.{n}.jpg": jpeg((0, 0, 15 * n + 60)) for n in range(DOGS)}
     return dogs | cats
@@ -52,7 +52,7 @@ def kept(folder):
 
 
 @pytest.mark.parametrize("lay_out", [zipped, unpacked])
-def test_photographs_come_out_with_their_labels_in_order(tmp_path, lay_out):
+def test_photographs_are_loaded_with_their_labels_in_order(tmp_path, lay_out):
     pets = load_dogs_vs_cats(lay_out(tmp_path, toy_files()), SIZE)
     assert pets.name == "dogs-vs-cats"
     assert pets.classes == ("cat", "dog")
@@ -89,11 +89,11 @@ def test_a_grey_photograph_gets_three_planes(tmp_path):
     assert pets.train.pixels.eq(90).all()
 
 
-def test_decoding_happens_once_a_size(tmp_path, monkeypatch):
+def test_photographs_are_decoded_once_per_size(tmp_path, monkeypatch):
     folder = zipped(tmp_path, toy_files())
-    told = []
-    first = load_dogs_vs_cats(folder, SIZE, progress=lambda *told_now: told.append(told_now))
-    assert told[-1] == ("decoding photographs", CATS + DOGS, CATS + DOGS)
+    reported = []
+    first = load_dogs_vs_cats(folder, SIZE, progress=lambda *now: reported.append(now))
+    assert reported[-1] == ("decoding photographs", CATS + DOGS, CATS + DOGS)
     load_dogs_vs_cats(folder, SIZE + 2)
     (small, large) = kept(folder)
     assert (folder / "dogs-vs-cats" / "decoded" / small).stat().st_size == (CATS + DOGS) * 3 * SIZE**2
@@ -105,15 +105,15 @@ def test_decoding_happens_once_a_size(tmp_path, monkeypatch):
     assert torch.equal(again.test.pixels, first.test.pixels)
 
 
-def test_what_is_written_into_the_tensor_is_not_kept(tmp_path):
+def test_writing_into_the_tensor_does_not_change_the_file(tmp_path):
     folder = zipped(tmp_path, toy_files())
     load_dogs_vs_cats(folder, SIZE).train.pixels.fill_(255)
     assert not load_dogs_vs_cats(folder, SIZE).train.pixels.eq(255).any()
 
 
 @pytest.mark.parametrize("lay_out", [zipped, unpacked])
-def test_a_changed_photograph_is_decoded_anew(tmp_path, lay_out):
-    # All of one length, as two versions of a photograph may be.
+def test_a_changed_photograph_is_decoded_again(tmp_path, lay_out):
+    # All of the same length, as two versions of a photograph may be.
     files = {name: content.ljust(2000, b"\0") for name, content in toy_files().items()}
     folder = lay_out(tmp_path, files)
     load_dogs_vs_cats(folder, SIZE)
@@ -128,7 +128,7 @@ def test_a_changed_photograph_is_decoded_anew(tmp_path, lay_out):
     assert len(kept(folder)) == 2
 
 
-def test_a_kept_file_of_the_wrong_size_is_decoded_anew(tmp_path):
+def test_a_kept_file_of_the_wrong_size_is_decoded_again(tmp_path):
     folder = zipped(tmp_path, toy_files())
     first = load_dogs_vs_cats(folder, SIZE).train.pixels.clone()
     file = folder / "dogs-vs-cats" / "decoded" / kept(folder)[0]
@@ -136,7 +136,7 @@ def test_a_kept_file_of_the_wrong_size_is_decoded_anew(tmp_path):
     assert torch.equal(load_dogs_vs_cats(folder, SIZE).train.pixels, first)
 
 
-def test_beside_read_only_data_the_users_cache_serves(tmp_path, cache, read_only):
+def test_the_users_cache_is_used_if_the_data_folder_is_read_only(tmp_path, cache, read_only):
     folder = zipped(tmp_path, toy_files())
     read_only(folder / "dogs-vs-cats")
     load_dogs_vs_cats(folder, SIZE)
@@ -144,11 +144,11 @@ def test_beside_read_only_data_the_users_cache_serves(tmp_path, cache, read_only
     assert [file.suffix for file in (cache / "decoded").iterdir()] == [".rgb"]
 
 
-def test_nowhere_to_write_is_one_sentence(tmp_path, cache, read_only):
+def test_no_writable_folder_is_one_sentence(tmp_path, cache, read_only):
     folder = zipped(tmp_path, toy_files())
     read_only(folder / "dogs-vs-cats")
     read_only(cache.parent)
-    with pytest.raises(DataError, match=r"kept in none of .*dogs-vs-cats.decoded, .*; make one of them writable"):
+    with pytest.raises(DataError, match=r"written to none of .*dogs-vs-cats.decoded, .*; make one of them writable"):
         load_dogs_vs_cats(folder, SIZE)
 
 
@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
         yield b"some"
         raise OSError(28, os.strerror(28))
 
-    with pytest.raises(DataError, match=r"cannot be kept in .* \(No space left on device\); make room there"):
+    with pytest.raises(DataError, match=r"cannot be written to .* \(No space left on device\); free some space"):
         keep_decoded([tmp_path], "name", chunks())
     assert not list(tmp_path.iterdir())
 
@@ -166,7 +166,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("lay_out", [zipped, unpacked])
 def test_a_corrupt_photograph_is_named(tmp_path, lay_out, content):
     folder = lay_out(tmp_path, toy_files() | {"dog.4.jpg": content})
-    with pytest.raises(DataError, match=r"train/dog\.4\.jpg is not a readable JPEG; replace it, or take it out"):
+    with pytest.raises(DataError, match=r"train/dog\.4\.jpg is not a readable JPEG; replace it, or remove it"):
         load_dogs_vs_cats(folder, SIZE)
     assert not kept(folder)
 
@@ -183,13 +183,13 @@ def test_a_damaged_member_is_named(tmp_path):
         load_dogs_vs_cats(folder, SIZE)
 
 
-def test_a_member_that_would_fill_the_memory_is_not_read(tmp_path, monkeypatch):
+def test_a_member_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(photographs, "LARGEST_FILE", 100)
-    with pytest.raises(DataError, match=r"in .*train\.zip is larger than 0 MB, which no photograph is"):
+    with pytest.raises(DataError, match=r"in .*train\.zip is larger than 0 MB, so it is not a photograph"):
         load_dogs_vs_cats(zipped(tmp_path, toy_files()), SIZE)
 
 
-def test_no_photographs_at_all(tmp_path):
+def test_a_missing_set_is_refused(tmp_path):
     with pytest.raises(
         DataError, match=r"neither .*train\.zip nor .*train; get train\.zip from https://www\.kaggle\.com"
     ):
@@ -197,22 +197,22 @@ def test_no_photographs_at_all(tmp_path):
 
 
 @pytest.mark.parametrize("lay_out", [zipped, unpacked])
-def test_two_of_each_are_enough_and_fewer_are_not(tmp_path, lay_out):
+def test_at_least_two_of_each_class_are_needed(tmp_path, lay_out):
     files = {f"{name}.{n}.jpg": jpeg((100, 100, 100)) for name in ("cat", "dog") for n in range(2)}
     pets = load_dogs_vs_cats(lay_out(tmp_path / "enough", files), SIZE)
     assert sorted(pets.train.labels.tolist()) == sorted(pets.test.labels.tolist()) == [0, 1]
     del files["dog.1.jpg"]
-    with pytest.raises(DataError, match=r"holds 2 files named cat\.N\.jpg and 1 named dog\.N\.jpg, and two of each"):
+    with pytest.raises(DataError, match=r"contains 2 files named cat\.N\.jpg and 1 named dog\.N\.jpg, and at least"):
         load_dogs_vs_cats(lay_out(tmp_path / "fewer", files), SIZE)
 
 
-def test_a_name_that_comes_twice_is_refused(tmp_path):
+def test_a_name_that_occurs_twice_is_refused(tmp_path):
     files = toy_files() | {"more/dog.2.jpg": jpeg((1, 2, 3))}
-    with pytest.raises(DataError, match=r"holds dog\.2\.jpg 2 times, so that the test part could not be kept apart"):
+    with pytest.raises(DataError, match=r"contains dog\.2\.jpg 2 times, so train and test parts could overlap"):
         load_dogs_vs_cats(zipped(tmp_path, files), SIZE)
 
 
-def test_what_is_no_zip_is_refused(tmp_path):
+def test_a_file_that_is_not_a_zip_archive_is_refused(tmp_path):
     zipped(tmp_path, {})
     (tmp_path / "dogs-vs-cats" / "train.zip").write_bytes(b"<html>Sign in</html>")
     with pytest.raises(
@@ -234,8 +234,8 @@ def test_missing_pillow_is_one_sentence(tmp_path, monkeypatch):
         load_dogs_vs_cats(folder, SIZE)
 
 
-def test_the_real_thing(real_data, tmp_path):
-    """Through a link, so that nothing is written beside the real data."""
+def test_the_real_data(real_data, tmp_path):
+    """Use a link, so that nothing is written next to the real data."""
     (tmp_path / "dogs-vs-cats").mkdir()
     (tmp_path / "dogs-vs-cats" / "train.zip").symlink_to(real_data / "dogs-vs-cats" / "train.zip")
     pets = load_dogs_vs_cats(tmp_path, 16)

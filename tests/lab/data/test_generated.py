@@ -1,4 +1,4 @@
-"""Generated texts: number words as people write them, opinions as their words mean them; split once and for all."""
+"""Generated texts: number words, opinions, and their fixed splits."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_numbers_in_words(number, de, en):
     assert (german(number), english(number)) == (de, en)
 
 
-def test_number_words_are_all_there_once_and_split():
+def test_every_number_occurs_once_in_one_part():
     found = load_number_words()
     parts = [found.train, found.valid, found.tests["test"]]
     assert [len(part.source) for part in parts] == [9000, 500, 500]
@@ -39,7 +39,7 @@ def test_number_words_are_all_there_once_and_split():
     assert load_number_words() == found
 
 
-def test_opinions_mean_what_their_words_say():
+def test_labels_agree_with_the_words():
     found = load_opinions()
     assert (len(found.train.texts), len(found.test.texts), found.classes) == (1638, 410, ("neg", "pos"))
     verdict = dict(
@@ -57,7 +57,7 @@ def test_opinions_mean_what_their_words_say():
     assert sum(verdict.values()) == 1024
 
 
-def test_the_global_generator_is_left_alone():
+def test_the_global_generator_is_not_used():
     before = torch.get_rng_state()
     load_number_words(), load_opinions()
     assert torch.equal(torch.get_rng_state(), before)

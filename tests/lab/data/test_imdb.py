@@ -1,4 +1,4 @@
-"""IMDb: the same reviews from either archive and from a folder, and every kind of damage is named."""
+"""IMDb: both archives and the folder give the same reviews, and damage is reported."""
 
 import io
 import tarfile
@@ -10,16 +10,16 @@ from sinkformers.lab.data.sets import imdb
 from sinkformers.lab.data.store.catalogue import find_data_set
 from sinkformers.lab.data.store.status import status_of
 
-EACH = 3
+PER_CLASS = 3
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(imdb, "EACH", EACH)
+    monkeypatch.setattr(imdb, "PER_CLASS", PER_CLASS)
 
 
 def toy_files():
-    """Named as Stanford does, numbers out of order, and with what is to be left alone."""
+    """Return files named like Stanford's, with numbers out of order, and files that must be ignored."""
     files = {
         f"aclImdb/{part}/{name}/{number}_{rating}.txt": f"{part} {name} {number}: schön<br />".encode()
         for part in ("train", "test")
@@ -47,7 +47,7 @@ def write(folder, files, kind="xz"):
 
 
 @pytest.mark.parametrize("kind", ["xz", "gz", "folder"])
-def test_every_layout_gives_the_same_reviews_in_one_order(tmp_path, kind):
+def test_every_layout_gives_the_same_reviews_in_the_same_order(tmp_path, kind):
     write(tmp_path, toy_files(), kind)
     found = load_imdb(tmp_path)
     assert (found.name, found.classes) == ("imdb", ("neg", "pos"))
@@ -66,14 +66,14 @@ def test_a_missing_set_says_how_to_get_it(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"aclImdb/test/pos/2_10.txt": None}, "2 reviews in test/pos, 2 of them different, where IMDb has 3"),
-        ({"aclImdb/train/neg/7_1.txt": b""}, "4 reviews in train/neg, 4 of them different, where IMDb has 3"),
+        ({"aclImdb/test/pos/2_10.txt": None}, "2 reviews in test/pos, 2 of them different, instead of 3"),
+        ({"aclImdb/train/neg/7_1.txt": b""}, "4 reviews in train/neg, 4 of them different, instead of 3"),
         ({"aclImdb/test/pos/2_10.txt": None, "aclImdb/test/pos/0_9.txt": b""}, "3 reviews in test/pos, 2 of them"),
         ({"aclImdb/test/pos/0_9.txt": b""}, "4 reviews in test/pos, 3 of them different"),
-        ({"aclImdb/train/pos/0_10.txt": b"x" * (2**20 + 1)}, "is longer than 1,048,576 bytes, which no review is"),
+        ({"aclImdb/train/pos/0_10.txt": b"x" * (2**20 + 1)}, "is longer than 1,048,576 bytes, so it is not a review"),
     ],
 )
-def test_what_is_not_imdb_is_refused(tmp_path, kind, change, message):
+def test_wrong_files_are_refused(tmp_path, kind, change, message):
     files = {name: content for name, content in (toy_files() | change).items() if content is not None}
     write(tmp_path, files, kind)
     with pytest.raises(DataError) as caught:
@@ -82,7 +82,7 @@ def test_what_is_not_imdb_is_refused(tmp_path, kind, change, message):
     assert "get aclImdb_v1.tar.gz" in str(caught.value)
 
 
-def test_a_review_that_is_no_text_is_named(tmp_path):
+def test_a_review_that_is_not_utf8_is_named(tmp_path):
     write(tmp_path, toy_files() | {"aclImdb/train/pos/0_10.txt": b"\xff"})
     with pytest.raises(DataError, match=r"aclImdb/train/pos/0_10.txt in .*tar\.xz is not UTF-8; get"):
         load_imdb(tmp_path)
@@ -98,13 +98,13 @@ def test_a_damaged_archive_is_refused(tmp_path, kind, damage):
     assert "\n" not in str(caught.value)
 
 
-def test_the_real_thing(real_data, monkeypatch):
-    monkeypatch.setattr(imdb, "EACH", 12_500)
+def test_the_real_data(real_data, monkeypatch):
+    monkeypatch.setattr(imdb, "PER_CLASS", 12_500)
     found = load_imdb(real_data)
     for texts, labels in (found.train, found.test):
         assert len(texts) == 25_000
         assert labels.bincount().tolist() == [12_500, 12_500]
-    # The set is known to hold 49,582 different texts.
+    # The set is known to contain 49,582 different texts.
     assert len({*found.train.texts, *found.test.texts}) == 49_582
     words = sorted(len(text.split()) for text in found.train.texts)
     assert words[12_500] == 174
@@ -119,4 +119,4 @@ def test_status_counts_the_reviews_of_a_folder(tmp_path):
     with pytest.raises(DataError) as refused:
         load_imdb(tmp_path)
     assert (status.state, status.detail) == ("corrupt", str(refused.value))
-    assert status.detail.startswith(f"{source} holds 2 reviews in test/pos, ")
+    assert status.detail.startswith(f"{source} contains 2 reviews in test/pos, ")

@@ -1,4 +1,4 @@
-"""Meshes and files of points: read, sampled by area, and refused with a sentence."""
+"""Meshes and point files: reading, sampling by area, and error messages."""
 
 import math
 import zipfile
@@ -19,7 +19,7 @@ TRIANGLE = b"0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"
 
 
 @pytest.mark.parametrize("header", [b"OFF\n6 2 0\n", b"OFF6 2 0\n", b"OFF 6 2 0\n", b"# made\nOFF\n# up\n6 2 0\n"])
-def test_headers_as_princeton_writes_them(header):
+def test_headers_of_princetons_files(header):
     mesh = read_mesh(header + BODY, "off", "a.off")
     assert mesh.vertices.shape == (6, 3)
     assert mesh.triangles.tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -32,24 +32,27 @@ def test_headers_as_princeton_writes_them(header):
         (b"PLY\n6 2 0\n" + BODY, "does not begin with OFF"),
         (b"OFF\n0 0 0\n", "has no vertices"),
         (b"OFF\n6 2 0\n" + BODY[:20], "is not a readable OFF file"),
-        (b"OFF\n6 2 0\n" + BODY[: BODY.rfind(b"3")], "declares 6 vertices and 2 faces, and 6 vertices and 1 triangles"),
+        (
+            b"OFF\n6 2 0\n" + BODY[: BODY.rfind(b"3")],
+            "6 vertices and 2 faces, but contains 6 vertices and 1 triangles",
+        ),
         (
             b"OFF\n4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1 2 3\n",
-            "and 4 vertices and 2 triangles were read; triangulate",
+            "but contains 4 vertices and 2 triangles; triangulate",
         ),
         (b"OFF\n3 1 0\n" + TRIANGLE.replace(b"1 0 0", b"1 nan 0"), "has vertices that are not finite"),
         (b"OFF\n3 1 0\n" + TRIANGLE.replace(b"3 0 1 2", b"3 0 1 7"), "is not a readable OFF file"),
-        (b"OFF\n3 1 0\n" + TRIANGLE.replace(b"3 0 1 2", b"2 0 1"), "and 3 vertices and 0 triangles were read"),
+        (b"OFF\n3 1 0\n" + TRIANGLE.replace(b"3 0 1 2", b"2 0 1"), "but contains 3 vertices and 0 triangles"),
     ],
 )
-def test_what_is_no_triangle_mesh_is_refused(content, message):
+def test_a_file_that_is_not_a_triangle_mesh_is_refused(content, message):
     with pytest.raises(DataError) as caught:
         read_mesh(content, "off", "chair_0001.off")
     assert str(caught.value).startswith("chair_0001.off ")
     assert message in str(caught.value)
 
 
-def test_triangles_are_drawn_by_area_and_points_evenly_within():
+def test_triangles_are_sampled_by_area_and_points_uniformly_within():
     mesh, n = read_mesh(b"OFF6 2 0\n" + BODY, "off", "a.off"), 40_000
     points = sample_surface(mesh, n, torch.Generator().manual_seed(0))
     assert points.dtype == torch.float32
@@ -67,7 +70,7 @@ def test_triangles_are_drawn_by_area_and_points_evenly_within():
 @pytest.mark.parametrize("triangles", [[[0, 0, 1]], [[0, 1, 1], [2, 2, 2]]])
 def test_a_mesh_without_a_surface_is_refused(triangles):
     mesh = Mesh(torch.randn(3, 3), torch.tensor(triangles))
-    with pytest.raises(DataError, match=r"a\.off has no surface: its faces have the area 0 in all"):
+    with pytest.raises(DataError, match=r"a\.off has no surface: the total area of its faces is 0"):
         sample_surface(mesh, 5, torch.Generator(), "a.off")
 
 
@@ -119,7 +122,7 @@ def test_a_bad_mesh_is_named(tmp_path):
         load_modelnet40_meshes(zipped(folder), 20)
 
 
-def test_what_holds_no_meshes_is_refused(tmp_path):
+def test_a_folder_or_archive_without_meshes_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"has no files <class>/train/\*\.off and <class>/test/\*\.off"):
         load_modelnet40_meshes(tmp_path, 20)
     (tmp_path / "a.zip").write_bytes(b"no archive")
@@ -154,7 +157,7 @@ def lines(array):
         ("a.off", "OFF4 0 0\n" + lines(CORNERS)),
     ],
 )
-def test_points_come_out_of_every_kind_of_file(tmp_path, name, content):
+def test_every_kind_of_file_is_read(tmp_path, name, content):
     file = tmp_path / name
     if isinstance(content, str):
         file.write_text(content)
@@ -180,9 +183,9 @@ def test_a_mesh_is_sampled(tmp_path):
     ("name", "content", "message"),
     [
         ("a.stl", b"", r"must be one of \.off, \.ply, \.obj, \.xyz, \.npy; convert it"),
-        ("a.xyz", b"1 2 3\n4 5\n", r"has no three numbers in line 2"),
-        ("a.xyz", b"1 2 three\n", r"has no three numbers in line 1"),
-        ("a.xyz", b"\xff\xfe\n", r"has no three numbers in line 1"),
+        ("a.xyz", b"1 2 3\n4 5\n", r"does not have three numbers in line 2"),
+        ("a.xyz", b"1 2 three\n", r"does not have three numbers in line 1"),
+        ("a.xyz", b"\xff\xfe\n", r"does not have three numbers in line 1"),
         ("a.xyz", b"# nothing\n", r"has no points"),
         ("a.xyz", b"1 2 inf\n", r"has points that are not finite"),
         ("a.npy", b"\x93NUMPY", r"is not a readable NPY file"),
@@ -191,7 +194,7 @@ def test_a_mesh_is_sampled(tmp_path):
         ("a.obj", b"", r"has no vertices"),
     ],
 )
-def test_files_that_hold_no_points_are_refused(tmp_path, name, content, message):
+def test_files_without_points_are_refused(tmp_path, name, content, message):
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
@@ -204,7 +207,7 @@ def test_files_that_hold_no_points_are_refused(tmp_path, name, content, message)
 )
 def test_arrays_of_another_shape_are_refused(tmp_path, array):
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(DataError, match=r"numbers \(m, 3\) or \(m, 6\) are expected"):
+    with pytest.raises(DataError, match=r"instead of numbers \(m, 3\) or \(m, 6\)"):
         read_points(tmp_path / "a.npy")
 
 
@@ -214,6 +217,6 @@ def test_objects_in_an_array_are_not_loaded(tmp_path):
         read_points(tmp_path / "a.npy")
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match=r"b\.xyz cannot be read \(No such file or directory\); name a file"):
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"b\.xyz cannot be read \(No such file or directory\); name an existing file"):
         read_points(tmp_path / "b.xyz")

@@ -1,4 +1,4 @@
-"""MNIST: what is in the files comes out, wherever they lie, and every kind of damage is named."""
+"""MNIST: all layouts give the contents of the files, and damage is reported."""
 
 import gzip
 import struct
@@ -38,7 +38,7 @@ def write(folder, files, *, zipped=True):
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("place", ["mnist", "mnist/MNIST/raw", "MNIST/raw"])
-def test_every_layout_gives_what_was_written(tmp_path, place, zipped):
+def test_every_layout_gives_the_contents_of_the_files(tmp_path, place, zipped):
     write(tmp_path / place, toy_files(), zipped=zipped)
     mnist = load_mnist(tmp_path)
     assert mnist.name == "mnist"
@@ -50,7 +50,7 @@ def test_every_layout_gives_what_was_written(tmp_path, place, zipped):
         assert images.labels.tolist() == list(range(n))
 
 
-def test_a_missing_file_is_named_with_the_command_that_brings_it(tmp_path):
+def test_a_missing_file_is_named_with_the_command_that_downloads_it(tmp_path):
     files = toy_files()
     del files["t10k-labels-idx1-ubyte"]
     write(tmp_path / "mnist", files)
@@ -68,13 +68,13 @@ SQUARES = pixel_bytes(TRAIN, TRAIN).flatten().tolist()
     ("name", "content", "message"),
     [
         (IMAGES, b"\x00\x00\x08", "ends within its header"),
-        (IMAGES, idx(0x801, (TRAIN, 28, 28), SQUARES), "begins with 0x00000801 where MNIST has 0x00000803"),
-        (IMAGES, idx(0x803, (TRAIN, 28, 14), SQUARES), "declares the shape 7 × 28 × 14 where MNIST has n × 28 × 28"),
+        (IMAGES, idx(0x801, (TRAIN, 28, 28), SQUARES), "begins with 0x00000801 instead of 0x00000803"),
+        (IMAGES, idx(0x803, (TRAIN, 28, 14), SQUARES), "declares the shape 7 × 28 × 14 instead of n × 28 × 28"),
         (IMAGES, idx(0x803, (2**32 - 1, 28, 28), SQUARES), "declares the shape 4294967295 × 28 × 28"),
-        (LABELS, idx(0x801, (0,), []), "declares the shape 0 where MNIST has n;"),
-        (IMAGES, idx(0x803, (TRAIN, 28, 28), SQUARES[:-1]), "is shorter than its header says"),
-        (IMAGES, idx(0x803, (TRAIN, 28, 28), [*SQUARES, 0]), "is longer than its header says"),
-        (LABELS, idx(0x801, (TRAIN,), [0, 1, 2, 3, 4, 5, 10]), "holds the label 10, MNIST's are 0 to 9"),
+        (LABELS, idx(0x801, (0,), []), "declares the shape 0 instead of n;"),
+        (IMAGES, idx(0x803, (TRAIN, 28, 28), SQUARES[:-1]), "is shorter than its header declares"),
+        (IMAGES, idx(0x803, (TRAIN, 28, 28), [*SQUARES, 0]), "is longer than its header declares"),
+        (LABELS, idx(0x801, (TRAIN,), [0, 1, 2, 3, 4, 5, 10]), "contains the label 10 instead of 0 to 9"),
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False])
@@ -87,9 +87,9 @@ def test_a_file_that_is_not_mnist_is_refused(tmp_path, name, content, message, z
     assert str(caught.value).endswith("delete it and run sinkformers data fetch mnist.")
 
 
-def test_images_and_labels_must_be_as_many(tmp_path):
+def test_the_numbers_of_images_and_labels_must_agree(tmp_path):
     write(tmp_path / "mnist", toy_files() | {LABELS: idx(0x801, (5,), range(5))})
-    with pytest.raises(DataError, match=r"holds 7 images but .*train-labels-idx1-ubyte\.gz 5 labels; delete the one"):
+    with pytest.raises(DataError, match=r"contains 7 images but .*train-labels-idx1-ubyte\.gz 5 labels; delete"):
         load_mnist(tmp_path)
 
 
@@ -127,11 +127,11 @@ def test_an_unreadable_file_is_refused(tmp_path):
         load_mnist(tmp_path)
 
 
-def test_the_real_thing(real_data):
+def test_the_real_data(real_data):
     mnist = load_mnist(real_data)
     assert mnist.train.pixels.shape == (60_000, 1, 28, 28)
     assert mnist.test.pixels.shape == (10_000, 1, 28, 28)
-    # Counts and moments that are printed wherever MNIST is described.
+    # Counts and moments as published.
     assert mnist.train.labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert mnist.test.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     scaled = mnist.train.pixels / 255

@@ -1,4 +1,4 @@
-"""Multi30k and IWSLT'14: what is in the files comes out, line by line, and every kind of damage is named."""
+"""Multi30k and IWSLT'14: the lines of the files are loaded, and damage is reported."""
 
 import gzip
 
@@ -40,7 +40,7 @@ def talks(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("flickr")
-def test_multi30k_has_its_parts_in_order(tmp_path):
+def test_multi30k_has_its_parts(tmp_path):
     found = load_multi30k(tmp_path)
     assert (found.name, found.source, found.target, found.note) == ("multi30k", "de", "en", "")
     assert list(found.tests) == ["test_2016_flickr", "test_2017_flickr", "test_2017_mscoco"]
@@ -49,7 +49,7 @@ def test_multi30k_has_its_parts_in_order(tmp_path):
         assert parts[part] == (lines(part, "de", n), lines(part, "en", n))
 
 
-def test_iwslt_is_read_as_it_is(talks, tmp_path):
+def test_iwslt14_is_loaded_unchanged(talks, tmp_path):
     (talks / "test.de").write_text("ein ja@@ gu@@ ar\nund &quot;\n", encoding="utf-8")
     found = load_iwslt14(tmp_path)
     assert found.note == ""
@@ -57,7 +57,7 @@ def test_iwslt_is_read_as_it_is(talks, tmp_path):
     assert found.train == (lines("train", "de", 11), lines("train", "en", 11))
 
 
-def test_a_part_of_the_training_pairs_is_taken_and_noted(talks, tmp_path):
+def test_an_incomplete_training_part_is_accepted_and_noted(talks, tmp_path):
     for language in ("de", "en"):
         (talks / f"train.{language}").write_text("a\nb\n", encoding="utf-8")
     assert load_iwslt14(tmp_path).note == "2 of 11 training pairs"
@@ -72,7 +72,7 @@ def test_a_part_of_the_training_pairs_is_taken_and_noted(talks, tmp_path):
         ("train.en", None, r"iwslt14: there is no .*train\.en; run fairseq's examples.* of the data folder\.$"),
     ],
 )
-def test_what_is_not_iwslt_is_refused(talks, tmp_path, name, content, message):
+def test_wrong_files_of_iwslt14_are_refused(talks, tmp_path, name, content, message):
     if content is None:
         (talks / name).unlink()
     else:
@@ -84,11 +84,11 @@ def test_what_is_not_iwslt_is_refused(talks, tmp_path, name, content, message):
 def test_a_short_test_set_is_refused(talks, tmp_path):
     for language in ("de", "en"):
         (talks / f"test.{language}").write_text("a\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"test\.de has 1 lines where fairseq's script makes 2"):
+    with pytest.raises(DataError, match=r"test\.de has 1 lines instead of the 2 of fairseq's script"):
         load_iwslt14(tmp_path)
 
 
-def test_what_is_not_multi30k_is_refused(flickr, tmp_path):
+def test_wrong_files_of_multi30k_are_refused(flickr, tmp_path):
     file = flickr / "val.en.gz"
     whole = file.read_bytes()
     file.write_bytes(whole[:-9])
@@ -99,7 +99,7 @@ def test_what_is_not_multi30k_is_refused(flickr, tmp_path):
         load_multi30k(tmp_path)
     for language in ("de", "en"):
         (flickr / f"val.{language}.gz").write_bytes(gzip.compress(b"a\n"))
-    with pytest.raises(DataError, match=r"val\.de\.gz has 1 lines where Multi30k has 2; delete it and run"):
+    with pytest.raises(DataError, match=r"val\.de\.gz has 1 lines instead of 2; delete it and run"):
         load_multi30k(tmp_path)
 
 
@@ -109,9 +109,9 @@ def test_only_a_line_feed_ends_a_line(tmp_path):
     assert read_lines(file, "do something") == ["a\u2028b", "c\x85d"]
 
 
-def test_the_real_things(real_data):
+def test_the_real_data(real_data):
     flickr, talks = load_multi30k(real_data), load_iwslt14(real_data)
-    # Counts that are stated where the sets are described.
+    # Counts as published.
     assert [sum(len(line.split()) for line in side) for side in flickr.train] == [322_383, 345_020]
     assert [sum(len(line.split()) + 1 for line in side) for side in talks.tests["test"]] == [161_838, 156_928]
     assert len(talks.valid.source) == 7_283

@@ -1,4 +1,4 @@
-"""Every public function that takes a path takes it as text too, and refuses what is no path by its name."""
+"""Every public function that takes a path also takes text, and names the argument if it is not a path."""
 
 import inspect
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_the_table_has_every_public_function_that_takes_a_path():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_text_and_objects_do_what_a_path_does(tmp_path, name):
+def test_text_and_path_objects_are_equivalent(tmp_path, name):
     _, call = CALLS[name]
     expected = outcome(call, tmp_path)
     assert outcome(call, str(tmp_path)) == expected
@@ -69,7 +69,7 @@ def test_text_and_objects_do_what_a_path_does(tmp_path, name):
 
 @pytest.mark.parametrize("wrong", [b"data", 3, ["data"]], ids=repr)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_no_path_is_refused_by_name(name, wrong):
+def test_the_argument_that_is_not_a_path_is_named(name, wrong):
     argument, call = CALLS[name]
     kind = type(wrong).__name__
     with pytest.raises(TypeError, match=rf"^{name}: {argument} must be a path, as str or os.PathLike; got {kind}\. "):
@@ -83,7 +83,7 @@ def test_points_are_read_from_a_name(tmp_path):
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, None])
-def test_points_are_counted(tmp_path, n):
+def test_the_number_of_points_must_be_positive(tmp_path, n):
     with pytest.raises(ValueError, match=r"^read_points: n must be a whole number of points ≥ 1; got"):
         read_points(tmp_path / "shape.off", n)
 
@@ -96,6 +96,6 @@ def test_a_file_is_located_below_a_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", [None, 3, ["mnist"]], ids=repr)
-def test_what_is_no_name_is_no_data_set(name):
-    with pytest.raises(DataError, match=r"^there is no data set .*there are mnist, digits,"):
+def test_a_value_that_is_not_a_name_is_refused(name):
+    with pytest.raises(DataError, match=r"^there is no data set .*there are digits, dogs-vs-cats,"):
         find_data_set(name)

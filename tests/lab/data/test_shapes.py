@@ -1,4 +1,4 @@
-"""The computed shapes: each on the surface that it is named for, always the same, and told apart by a simple rule."""
+"""Generated shapes: their points lie on the named surface, are always the same, and can be classified."""
 
 import math
 
@@ -16,7 +16,7 @@ def surface(name):
     return torch.stack(shapes.SHAPES[name](TURN, HALF), -1).double()
 
 
-def test_the_set():
+def test_the_set_is_fixed_and_can_be_classified():
     loaded = load_shapes(64, train=5, test=3)
     assert loaded.train.points.shape == (40, 64, 3)
     assert loaded.test.labels.tolist() == [k for k in range(8) for _ in range(3)]
@@ -40,19 +40,19 @@ def test_the_set():
         ("cross", lambda x, y, z: torch.stack([x, y, z]).abs().sort(0).values[1]),
     ],
 )
-def test_points_lie_on_the_surface(name, equation):
+def test_points_are_on_the_surface(name, equation):
     points = surface(name)
     assert_close(equation(*points.unbind(-1)), torch.zeros(500).double(), atol=1e-5, rtol=0)
     assert points.abs().max() < 1.36
 
 
-def test_all_six_faces_and_all_three_bars_are_there():
+def test_all_six_faces_and_all_three_bars_have_points():
     cube, cross = surface("cube"), surface("cross")
     assert all((cube[:, k] == side).sum() > 40 for k in range(3) for side in (-1, 1))
     assert all((cross[:, k].abs() > 0).sum() > 100 for k in range(3))
 
 
-def test_a_turn_about_z():
+def test_rotation_about_z():
     points = torch.randn(2, 5, 3)
     turned = shapes.turned(points, torch.tensor([math.pi / 2, 0.0]))
     assert_close(turned[0], torch.stack([-points[0, :, 1], points[0, :, 0], points[0, :, 2]], -1), atol=1e-6, rtol=0)

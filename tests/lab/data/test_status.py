@@ -1,7 +1,7 @@
-"""What is on disk gets its right name: complete, incomplete, absent, corrupt or embedded."""
+"""The status of data sets: complete, incomplete, absent, corrupt or embedded."""
 
 import hashlib
-import importlib.util
+import importlib.metadata
 import zipfile
 
 import pytest
@@ -57,8 +57,8 @@ def test_sizes_are_always_compared_and_content_on_request(tmp_path, put):
     assert status_of(entry, tmp_path) == ("toy", "corrupt", "bb has 6 bytes instead of 2")
 
 
-def test_versions_of_ones_own_are_complete_and_said_to_be_that(tmp_path, put):
-    entry = toy_set(toy_file("aa", varies=True), toy_file("bb", elsewhere=("toy/other/bb",)), toy_file("cc"))
+def test_other_versions_are_complete_and_reported(tmp_path, put):
+    entry = toy_set(toy_file("aa", varies=True), toy_file("bb", alternatives=("toy/other/bb",)), toy_file("cc"))
     put("aa", "other/bb", "cc", content=b"??")
     put("cc")
     assert status_of(entry, tmp_path) == ("toy", "complete", "3 files; your own version of bb")
@@ -72,10 +72,11 @@ def test_one_file_is_named(tmp_path, put):
 
 def test_embedded_sets_need_their_library(tmp_path, monkeypatch):
     assert status_of(CATALOGUE["digits"], tmp_path) == ("digits", "embedded", "in scikit-learn")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "sinkformers.lab.data.store.status.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
-    )
+
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", not_installed)
     status = status_of(CATALOGUE["digits"], tmp_path)
     assert "needs scikit-learn; install it with pip install '.[experiments]' in your clone" in status.detail
 
@@ -93,7 +94,7 @@ def test_photographs_are_counted(tmp_path):
     assert status_of(CATALOGUE["dogs-vs-cats"], tmp_path) == ("dogs-vs-cats", "complete", detail)
 
 
-def test_an_archive_serves_for_all_files(tmp_path):
+def test_an_archive_replaces_all_files(tmp_path):
     archive = tmp_path / "modelnet40" / "modelnet40_ply_hdf5_2048.zip"
     archive.parent.mkdir()
     archive.touch()
@@ -101,11 +102,11 @@ def test_an_archive_serves_for_all_files(tmp_path):
     assert status_of(CATALOGUE["modelnet40"], tmp_path) == ("modelnet40", "complete", detail)
 
 
-def test_an_archive_of_something_else_is_corrupt(tmp_path):
+def test_an_archive_with_other_contents_is_corrupt(tmp_path):
     pets(tmp_path, ["horse.0.jpg"])
     name, state, detail = status_of(CATALOGUE["dogs-vs-cats"], tmp_path)
     assert (name, state) == ("dogs-vs-cats", "corrupt")
-    assert "holds 0 files named cat.N.jpg and 0 named dog.N.jpg" in detail
+    assert "contains 0 files named cat.N.jpg and 0 named dog.N.jpg" in detail
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sinkformers.flows import Bump
+from sinkformers.lab.artefacts.theory import THEORY
 from sinkformers.lab.theory import study, sweep
 from sinkformers.lab.theory.equations import particle_density
 
@@ -125,7 +126,7 @@ def test_the_record_is_plain_json(found):
 
 def test_the_page_is_self_contained(found, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "run", lambda *_, **__: found)
-    said = study.make(study.THEORY.presets["smoke"], tmp_path)
+    said = study.make(THEORY.presets["smoke"], tmp_path)
     assert "0.5000" in said
     assert json.loads((tmp_path / "theory.json").read_text())["theorem1"]["constant"] == found.theorem1.constant
     text = (tmp_path / "index.html").read_text(encoding="utf-8")

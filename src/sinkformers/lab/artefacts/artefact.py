@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkformers.lab.error import LabError
+
 if TYPE_CHECKING:
     from sinkformers.lab.workbench.task import Task
 
@@ -20,7 +22,7 @@ MODEL_FILE = "model.safetensors"  # the trained weights
 LOG_FILE = "log.jsonl"  # one line per epoch
 
 
-class ExperimentError(Exception):
+class ExperimentError(LabError):
     """An error that the user can fix; the message says how."""
 
 

@@ -14,7 +14,7 @@ from sinkformers.lab.artefacts.figure6 import FIGURE6
 from sinkformers.lab.artefacts.table1_pct import TABLE1_PCT
 from sinkformers.lab.artefacts.table1_set import TABLE1_SET
 from sinkformers.lab.artefacts.table2 import TABLE2
-from sinkformers.lab.theory.study import THEORY
+from sinkformers.lab.artefacts.theory import THEORY
 
 ARTEFACTS = (
     FIGURE1,

@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from sinkformers import sinkhorn, sinkhorn_limit
 from sinkformers.lab.artefacts.artefact import Artefact, Preset
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
 SMALLEST_LINK = 1e-12
 N_POINTS = 10
@@ -57,6 +54,8 @@ class Normalizations:
     @property
     def column_sums(self) -> Tensor:
         """What each key receives under K⁰, K¹ and K^∞: (3, n)."""
+        import torch
+
         return torch.stack([weights.sum(dim=0) for weights in (self.unnormalised, self.softmax, self.sinkhorn)])
 
     @property
@@ -67,6 +66,10 @@ class Normalizations:
 
 def run(*, seed: int = SEED, tol: float = 1e-10) -> Normalizations:
     """Draw the points and normalise their scores, in float64; `tol` bounds the distance of K^∞'s column sums from 1."""
+    import torch
+
+    from sinkformers import sinkhorn, sinkhorn_limit
+
     generator = torch.Generator().manual_seed(seed)
     plane = CLUSTER_STD * torch.randn(N_POINTS, 2, generator=generator, dtype=torch.float64)
     cluster = (torch.arange(N_POINTS) >= N_POINTS // 2).long()
@@ -110,6 +113,7 @@ def draw(result: Normalizations, path: Path | str) -> None:
 
 
 def _draw_links(axes: Axes, queries: Tensor, keys: Tensor, weights: Tensor) -> None:
+    import torch
     from matplotlib.collections import LineCollection
 
     rows, columns = (weights >= SMALLEST_LINK).nonzero(as_tuple=True)

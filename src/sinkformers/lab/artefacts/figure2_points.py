@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from sinkformers.lab.artefacts import table1_pct
 from sinkformers.lab.artefacts.artefact import Artefact, Preset
-from sinkformers.lab.artefacts.table1_set import arms
-from sinkformers.lab.tasks.points import SHAPES, task
+from sinkformers.lab.artefacts.table1_set import arms, task
+from sinkformers.lab.tasks.config import SHAPES
 
 FIGURE2_POINTS = Artefact(
     name="figure2-points",

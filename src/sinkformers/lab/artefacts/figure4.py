@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_imdb, load_opinions
-from sinkformers.lab.tasks.texts import TextConfig, TextTask
-from sinkformers.lab.tasks.texts_authors import AuthorsTask, merged
+from sinkformers.lab.tasks.config import TextConfig
 from sinkformers.lab.workbench.task import Recipe
+
+if TYPE_CHECKING:
+    from sinkformers.lab.tasks.texts import TextTask
 
 N_ITERS = 3
 ARMS = tuple(Arm(f"n-{n}", {"n_iters": n}) for n in (1, N_ITERS))
@@ -55,6 +57,10 @@ OPINIONS = replace(
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TextTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_imdb, load_opinions
+    from sinkformers.lab.tasks.texts import TextTask
+    from sinkformers.lab.tasks.texts_authors import AuthorsTask, merged
+
     texts = load_imdb(data_folder(data)) if preset.data == "imdb" else load_opinions()
     config = preset.config.with_settings(arm.settings)
     return AuthorsTask(config, seed, merged(texts)) if config.authors else TextTask(config, seed, texts)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_digits, load_dogs_vs_cats
-from sinkformers.lab.tasks.images import ImageTask, VisionConfig
+from sinkformers.lab.tasks.config import VisionConfig
 from sinkformers.lab.workbench.task import Recipe
+
+if TYPE_CHECKING:
+    from sinkformers.lab.tasks.images import ImageTask
 
 N_ITERS = 3
 ARMS = tuple(Arm(f"n-{n}", {"n_iters": n}) for n in (1, N_ITERS))
@@ -56,6 +59,9 @@ DIGITS = replace(
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_digits, load_dogs_vs_cats
+    from sinkformers.lab.tasks.images import ImageTask
+
     images = load_digits() if preset.data == "digits" else load_dogs_vs_cats(data_folder(data), preset.config.image)
     return ImageTask(preset.config.with_settings(arm.settings), seed, images)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_digits, load_mnist
-from sinkformers.lab.tasks.images import ImageTask, VisionConfig
+from sinkformers.lab.tasks.config import VisionConfig
 from sinkformers.lab.workbench.task import Recipe
+
+if TYPE_CHECKING:
+    from sinkformers.lab.tasks.images import ImageTask
 
 N_ITERS = 5  # as in the authors' code; the paper does not state it
 RATES = (1e-3, 2e-3)
@@ -58,6 +60,9 @@ def name(settings: dict[str, Any]) -> str:
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> ImageTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_digits, load_mnist
+    from sinkformers.lab.tasks.images import ImageTask
+
     images = load_digits() if preset.data == "digits" else load_mnist(data_folder(data))
     return ImageTask(preset.config.with_settings(arm.settings), seed, images)
 

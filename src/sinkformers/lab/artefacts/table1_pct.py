@@ -12,15 +12,17 @@ smoothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from sinkformers.lab.artefacts.artefact import Artefact, ExperimentError, Preset
-from sinkformers.lab.artefacts.table1_set import arms
-from sinkformers.lab.tasks.points import SHAPES, PointConfig, task
+from sinkformers.lab.artefacts.table1_set import arms, task
+from sinkformers.lab.tasks.config import SHAPES, PointConfig
 from sinkformers.lab.workbench.task import Recipe
-from sinkformers.models import PointCloudTransformer
-from sinkformers.modules.neighbours import Neighbourhoods, neighbourhoods
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sinkformers.modules.neighbours import Neighbourhoods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class PCTConfig(PointConfig):
                 f"the arm port has two iterations, and {self.n_iters} were asked for. "
                 "Leave it out, for example with --arms 'n-*'."
             )
+        from sinkformers.models import PointCloudTransformer
+
         return PointCloudTransformer(
             classes=classes,
             dim=self.dim,
@@ -56,6 +60,8 @@ class PCTConfig(PointConfig):
         )
 
     def neighbourhoods(self, points: Tensor) -> tuple[Neighbourhoods, ...]:
+        from sinkformers.modules.neighbours import neighbourhoods
+
         return neighbourhoods(points, self.sizes, self.neighbours)
 
 

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import nn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.tasks.points import SHAPES, PointConfig, task
+from sinkformers.lab.tasks.config import SHAPES, PointConfig
 from sinkformers.lab.workbench.task import Recipe
-from sinkformers.models import SetTransformer
-from sinkformers.models.set_transformer import unscaled_plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sinkformers.lab.tasks.points import PointTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,9 @@ class SetConfig(PointConfig):
     literal_pool: bool = False
 
     def model(self, classes: int) -> nn.Module:
+        from sinkformers.models import SetTransformer
+        from sinkformers.models.set_transformer import unscaled_plan
+
         return SetTransformer(
             classes=classes,
             dim=self.dim,
@@ -51,6 +56,13 @@ class SetConfig(PointConfig):
             literal_pool=self.literal_pool,
             n_iters=self.n_iters,
         )
+
+
+def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> PointTask:
+    """Return the task of an arm."""
+    from sinkformers.lab.tasks import points
+
+    return points.task(preset, arm, seed, data)
 
 
 def arms(*n_iters: int, prefix: str = "", **settings: Any) -> tuple[Arm, ...]:

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, Preset
-from sinkformers.lab.data import data_folder, load_iwslt14, load_multi30k, load_number_words
-from sinkformers.lab.tasks.translation import TranslationConfig, TranslationTask
+from sinkformers.lab.tasks.config import TranslationConfig
 from sinkformers.lab.workbench.task import WarmRecipe
+
+if TYPE_CHECKING:
+    from sinkformers.lab.tasks.translation import TranslationTask
 
 N_ITERS = 3  # the paper does not state it
 
@@ -70,6 +73,9 @@ def arms(config: TranslationConfig, more: int) -> tuple[Arm, ...]:
 
 def task(preset: Preset, arm: Arm, seed: int, data: Path | None) -> TranslationTask:
     """Return the task of an arm."""
+    from sinkformers.lab.data import data_folder, load_iwslt14, load_multi30k, load_number_words
+    from sinkformers.lab.tasks.translation import TranslationTask
+
     load = {"iwslt14": load_iwslt14, "multi30k": load_multi30k}.get(preset.data)
     pairs = load_number_words() if load is None else load(data_folder(data))
     begun = 0 if arm.after is None else preset.config.recipe.epochs

@@ -1,4 +1,4 @@
-"""The command tree: options of `sinkformers` itself, and one subcommand a file."""
+"""The command tree: the options of `sinkformers` itself, and one file per subcommand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ app = typer.Typer(
     help="Doubly stochastic attention: Sinkhorn's algorithm in place of SoftMax.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich takes as long to import as everything else together
 )
 app.command("list")(listing.show)
 app.command("run")(run.run)
@@ -24,8 +25,8 @@ app.add_typer(figure.app, name="figure")
 app.add_typer(data.app, name="data")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from sinkformers import __version__
 
         typer.echo(f"sinkformers {__version__}")

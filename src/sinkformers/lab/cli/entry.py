@@ -1,4 +1,4 @@
-"""The console script: it must answer, in one sentence, where the `cli` extra is not installed."""
+"""The console script. It answers in one sentence if the `cli` extra is not installed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ def main() -> None:
     """Run the `sinkformers` command on `sys.argv`."""
     try:
         _main()
-    except KeyboardInterrupt:  # while modules are imported; commands have their own answer
+    except KeyboardInterrupt:  # during imports; the commands handle it themselves
         sys.exit(130)
 
 
 def _main() -> None:
     try:
-        import rich  # noqa: F401  (tables need it; typer does without)
+        import rich  # noqa: F401  (tables need it, and typer works without it)
 
         from sinkformers.lab.cli.app import app
     except ModuleNotFoundError as missing:
@@ -26,6 +26,6 @@ def _main() -> None:
             f"sinkformers: the command line needs {missing.name}; install it with pip install '.[cli]' in your clone."
         )
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # K⁰ and K^∞ must not end in a traceback where the output can hold ASCII only.
+        # K⁰ and K^∞ must not end in a traceback if the output is ASCII only.
         sys.stdout.reconfigure(errors="replace")
     app()

@@ -26,7 +26,7 @@ Out = Annotated[
     Path,
     typer.Option(
         "--out",
-        help=f"The picture to write ({', '.join(FORMATS)}); missing folders are made.",
+        help=f"The picture to write ({', '.join(FORMATS)}); missing folders are created.",
         metavar="FILE",
     ),
 ]
@@ -34,7 +34,7 @@ Out = Annotated[
 
 @app.command()
 def attention(out: Out) -> None:
-    """One attention matrix under SoftMax, and after 3 and 21 normalisations, with its column sums."""
+    """Draw one matrix after 1, 3 and 21 normalisations."""
     _prepare(out)
     from sinkformers.lab.artefacts import attention_matrix
 
@@ -51,11 +51,11 @@ def flow(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", help=f"The picture to write; moving where it ends in {' or '.join(ANIMATED)}.", metavar="FILE"
+            "--out", help=f"The picture to write; animated if it ends in {' or '.join(ANIMATED)}.", metavar="FILE"
         ),
     ],
 ) -> None:
-    """Particles in the plane under SoftMax and under Sinkhorn, driven apart and driven together."""
+    """Draw particles in the plane under SoftMax and Sinkhorn."""
     _prepare(out, FORMATS + ANIMATED)
     if out.suffix.lower() in ANIMATED:
         need("animations", ("PIL",), "experiments")
@@ -72,7 +72,7 @@ def flow(
 
 @app.command()
 def density(out: Out) -> None:
-    """Densities of particles on a line against the heat equations of the limits."""
+    """Draw densities of particles against heat equations."""
     _prepare(out)
     from sinkformers.lab.reporting.panels import save
     from sinkformers.lab.theory import equations, pictures
@@ -88,7 +88,7 @@ def density(out: Out) -> None:
 
 @app.command()
 def energy(out: Out) -> None:
-    """Energies along the flows of SoftMax and Sinkhorn."""
+    """Draw energies along the flows of SoftMax and Sinkhorn."""
     _prepare(out)
     from sinkformers.lab.reporting.panels import save
     from sinkformers.lab.theory import pictures
@@ -104,7 +104,7 @@ def energy(out: Out) -> None:
 
 @app.command()
 def convergence(out: Out) -> None:
-    """How maps tend to their limits: errors against ε and against the number of particles."""
+    """Draw errors of the maps against ε and particles."""
     _prepare(out)
     from sinkformers.lab.reporting.panels import save
     from sinkformers.lab.theory import pictures, study
@@ -119,7 +119,7 @@ def convergence(out: Out) -> None:
 
 
 def _prepare(out: Path, formats: tuple[str, ...] = FORMATS) -> None:
-    """Refuse before the work what could not be written after it."""
+    """Refuse a picture that could not be written, before it is computed."""
     if out.is_dir():
         refuse(f"--out must name a file, but {out} is a folder; try {out / 'figure.png'}.")
     if out.suffix.lower() not in formats:

@@ -1,4 +1,4 @@
-"""`sinkformers list`: every artefact of the paper, its presets, what they need and take, and the paper's number."""
+"""`sinkformers list`: every artefact of the paper with its presets, their data and run time, and the paper's result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from sinkformers.lab.artefacts.artefact import Artefact
 
 
-def show(as_json: Annotated[bool, typer.Option("--json", help="The same as data.")] = False) -> None:
-    """List every artefact of the paper, with its presets and the paper's number."""
+def show(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the artefacts of the paper, their presets and results."""
     from sinkformers.lab.artefacts.catalogue import ARTEFACTS
 
     if as_json:

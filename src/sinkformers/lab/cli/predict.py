@@ -1,13 +1,14 @@
-"""`sinkformers predict`: a trained run put to use on shapes, reviews or sentences of one's own."""
+"""`sinkformers predict`: the predictions of a trained run for shapes, reviews or sentences."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sinkformers.lab.inference.texts import Judge, Translate
     from sinkformers.lab.inference.trained import TrainedRun
 
-AT_A_TIME = 32  # lines of a file
+BATCH = 32  # lines of a file
 
 
 def predict(
@@ -35,44 +36,37 @@ def predict(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="FILE", help="Texts, one a line, instead of INPUT; - is standard input."),
+        typer.Option("--file", metavar="FILE", help="Texts, one per line, instead of INPUT; - is standard input."),
     ] = None,
     draw: Annotated[
         bool | None,
-        typer.Option("--draw/--no-draw", help="Pictures of the attention, and a page; shapes are drawn unless told."),
+        typer.Option("--draw/--no-draw", help="Draw the attention, and write a page; by default, for shapes only."),
     ] = None,
     layer: Annotated[
-        str | None, typer.Option(help="The layer whose attention is drawn; the last if left out.", metavar="NAME")
+        str | None, typer.Option(help="The layer whose attention is drawn; by default, the last.", metavar="NAME")
     ] = None,
     point: Annotated[
         int | None, typer.Option(help="Draw the attention that this point of a shape receives.", metavar="K")
     ] = None,
-    top: Annotated[int, typer.Option(help="How many classes of a shape are printed.", min=1)] = 5,
-    out: Annotated[Path, typer.Option(help="Where pictures and page go.", metavar="DIR")] = Path("predictions"),
+    top: Annotated[int, typer.Option(help="The number of classes to print for a shape.", min=1)] = 5,
+    out: Annotated[Path, typer.Option(help="The folder for pictures and page.", metavar="DIR")] = Path("predictions"),
 ) -> None:
-    """Say what a shape is, whether a review is positive, or what a sentence means in English."""
+    """Classify a shape or a review, or translate a sentence."""
     need("predictions", ("accelerate", "safetensors"), "experiments")
-    from sinkformers.lab.artefacts.artefact import ExperimentError
-    from sinkformers.lab.data import DataError
     from sinkformers.lab.inference.trained import open_run
-    from sinkformers.lab.tasks.points import PointConfig
-    from sinkformers.lab.tasks.texts import TextConfig
-    from sinkformers.lab.tasks.translation import TranslationConfig
+    from sinkformers.lab.tasks.config import PointConfig, TextConfig, TranslationConfig
 
-    try:
-        trained = open_run(run)
-        if isinstance(trained.config, PointConfig):
-            if file is not None:
-                refuse("--file is for texts; name the files of shapes as INPUT.")
-            shown = _shapes(trained, inputs or [], top, layer, point, draw is not False)
-        elif isinstance(trained.config, TextConfig | TranslationConfig):
-            if point is not None:
-                refuse("--point is for shapes; leave it out.")
-            shown = _texts(trained, inputs or [], file, layer, draw is True)
-        else:
-            refuse(f"{trained.name} is a model of images, and predict knows shapes and texts only.")
-    except (ExperimentError, DataError) as error:
-        refuse(str(error))
+    trained = open_run(run)
+    if isinstance(trained.config, PointConfig):
+        if file is not None:
+            refuse("--file is for texts; name the files of shapes as INPUT.")
+        shown = _shapes(trained, inputs or [], top, layer, point, draw is not False)
+    elif isinstance(trained.config, TextConfig | TranslationConfig):
+        if point is not None:
+            refuse("--point is for shapes; leave it out.")
+        shown = _texts(trained, inputs or [], file, layer, draw is True)
+    else:
+        refuse(f"{trained.name} is a model of images; predict supports shapes and texts only.")
     if shown:
         _write(trained, shown, out)
 
@@ -80,57 +74,66 @@ def predict(
 def _shapes(
     run: TrainedRun, files: list[str], top: int, layer: str | None, point: int | None, draw: bool
 ) -> list[Shown]:
+    from sinkformers.lab.data.formats.point_files import check_point_file
+
+    if not files:
+        refuse("there is nothing to predict; name files with shapes (.off, .ply, .obj, .xyz or .npy) after the run.")
+    for name in files:
+        check_point_file(Path(name))
     from rich.console import Console
 
     from sinkformers.lab.inference.clouds import CloudClassifier
     from sinkformers.lab.reporting.tables import Table, terminal
 
-    if not files:
-        refuse("there is nothing to predict; name files with shapes (.off, .ply, .obj, .xyz or .npy) after the run.")
     classifier = CloudClassifier(run)
     shown: list[Shown] = []
     for name in files:
         prediction = classifier.predict(Path(name), layer=layer, point=point)
         rows = tuple((label, f"{likely:.1%}") for label, likely in prediction.classes[:top])
         table = Table(("class", "probability"), rows)
-        typer.echo(name)  # as a title of the table a long one would be folded
+        typer.echo(name)  # not as the title of the table, which would be wrapped
         Console().print(terminal(table, ""))
         if draw:
             need("pictures", ("matplotlib", "jinja2"), "cli")
             from sinkformers.lab.inference import pictures
             from sinkformers.lab.inference.page import Shown
 
-            caption = f"{name} from three sides, coloured by what each point receives of the attention."
+            caption = f"{name} from three sides, coloured by the attention that each point receives."
             shown.append(Shown(Path(name).name, table, pictures.cloud(prediction), caption))
     return shown
 
 
 def _texts(run: TrainedRun, inputs: list[str], file: Path | None, layer: str | None, draw: bool) -> list[Shown]:
-    from sinkformers.lab.inference.texts import Judge, Translate
-    from sinkformers.lab.tasks.texts import TextConfig
+    from sinkformers.lab.tasks.config import TextConfig
 
     if inputs and file is not None:
         refuse("give texts as INPUT or with --file, not both.")
     if layer is not None and not draw:
         refuse("--layer is for pictures; add --draw.")
-    answer = Judge(run) if isinstance(run.config, TextConfig) else Translate(run)
-    if layer is not None:
-        answer.attention("a", layer)  # a layer that is not there is refused before anything is answered
     file = None if str(file) == "-" else file
-    streams = not inputs and file is None
-    lines = _arguments(inputs) or (_lines(sys.stdin.buffer, "standard input") if file is None else _file(file))
+    with _open(file) as source:
+        lines = _arguments(inputs) or _lines(source, "standard input" if file is None else str(file))
+        from sinkformers.lab.inference.texts import Judge, Translate
+
+        answer = Judge(run) if isinstance(run.config, TextConfig) else Translate(run)
+        if layer is not None:
+            answer.attention("a", layer)  # refuses an unknown layer before anything is answered
+        return _answer(answer, iter(lines), 1 if not inputs and file is None else BATCH, layer, draw)
+
+
+def _answer(answer: Judge | Translate, lines: Iterator[str], batch: int, layer: str | None, draw: bool) -> list[Shown]:
+    """Print the answers to `lines`, `batch` lines at a time, and return what is to be drawn."""
     shown: list[Shown] = []
-    waiting, at_a_time = iter(lines), 1 if streams else AT_A_TIME
-    doubts: set[str] = set()
-    while some := list(islice(waiting, at_a_time)):
-        for doubt in answer.doubts(some):
-            if doubt not in doubts:  # once is enough
-                print(f"sinkformers: {doubt}", file=sys.stderr)
-            doubts.add(doubt)
+    warned: set[str] = set()
+    while some := list(islice(lines, batch)):
+        for warning in answer.doubts(some):
+            if warning not in warned:
+                print(f"sinkformers: {warning}", file=sys.stderr)
+            warned.add(warning)
         answers = iter(answer([line for line in some if line.strip()]) if any(line.strip() for line in some) else [])
-        for line in some:  # an empty line has an empty answer, so that lines stay in step
+        for line in some:  # an empty line has an empty answer, so that input and output have the same lines
             found = next(answers) if line.strip() else ""
-            _say(found)
+            _print(found)
             if draw and found:
                 shown.append(_drawn(answer, line, found, layer))
     return shown
@@ -143,23 +146,23 @@ def _drawn(answer: Judge | Translate, line: str, found: str, layer: str | None) 
     from sinkformers.lab.reporting.tables import Table
 
     attention = answer.attention(line, layer)
-    caption = "Attention between the tokens, rows looking at columns, and above it what each token receives."
+    caption = "Attention from rows to columns, and above it the attention that each token receives."
     return Shown(line, Table(("answer",), ((found,),)), pictures.sentence(attention), caption)
 
 
-def _file(file: Path) -> Iterator[str]:
+def _open(file: Path | None) -> AbstractContextManager[BinaryIO]:
+    if file is None:
+        return nullcontext(sys.stdin.buffer)
     try:
-        opened = file.open("rb")
+        return file.open("rb")
     except OSError as error:
-        refuse(f"--file: {file} cannot be read ({error.strerror or error}); name a file that is there.")
-    with opened:
-        yield from _lines(opened, str(file))
+        refuse(f"--file: {file} cannot be read ({error.strerror or error}); name an existing file.")
 
 
-def _say(found: str) -> None:
+def _print(found: str) -> None:
     try:
         print(found, flush=True)
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader has closed the pipe
         raise
     except OSError as error:
         refuse(f"cannot write the answers: {error.strerror or error}.")
@@ -171,8 +174,8 @@ def _arguments(texts: list[str]) -> list[str]:
             text.encode("utf-8")
         except UnicodeEncodeError:
             refuse(f"INPUT {number} is not UTF-8; convert it, for example with iconv.")
-        if os.path.isfile(text):  # unlike Path.is_file, it bears texts that no path can be
-            print(f"sinkformers: {text} is taken for a text; the lines of a file are read by --file.", file=sys.stderr)
+        if os.path.isfile(text):  # unlike Path.is_file, it accepts texts that cannot be paths
+            print(f"sinkformers: {text} is read as a text; use --file to read the lines of a file.", file=sys.stderr)
     return texts
 
 

@@ -1,4 +1,4 @@
-"""`sinkformers report`: what the finished runs of some folders come to, in the terminal and as a page."""
+"""`sinkformers report`: a summary of the finished runs of some folders, in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sinkformers.lab.cli.refusal import need, refuse
 if TYPE_CHECKING:
     from sinkformers.lab.reporting.summary import Summary
 
-WIDE = 400
+WIDE = 400  # columns
 
 
 def report(
@@ -27,17 +27,19 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Where the folder report/ goes; the first DIR unless told."),
+        typer.Option("--out", metavar="DIR", help="Where the folder report/ is written; by default, the first DIR."),
     ] = None,
     fill: Annotated[
         Path | None,
-        typer.Option("--fill", metavar="FILE", help="A Markdown page whose marked tables are written anew."),
+        typer.Option("--fill", metavar="FILE", help="A Markdown page whose marked tables are updated."),
     ] = None,
 ) -> None:
-    """Tables of all finished runs beside the paper's numbers, and a page with figures that opens offline."""
+    """Report finished runs beside the paper's numbers.
+
+    Prints tables, and writes a page with figures that opens offline.
+    """
     need("reports", ("matplotlib", "jinja2"), "cli")
     from sinkformers.lab.artefacts import catalogue
-    from sinkformers.lab.artefacts.artefact import ExperimentError
     from sinkformers.lab.reporting import filling, page, records
     from sinkformers.lab.reporting.summary import summarise
 
@@ -45,25 +47,23 @@ def report(
     try:
         found = records.find(folders)
         if not found.records:
-            refuse(_nothing(folders, len(found.unfinished)))
+            refuse(_no_finished_run(folders, len(found.unfinished)))
         summaries = summarise(found, catalogue.find)
         for summary in summaries:
             _print(summary)
         written = page.write(summaries, target)
         if fill is not None:
             fill.write_text(filling.filled(fill.read_text(encoding="utf-8"), summaries), encoding="utf-8")
-    except ExperimentError as error:
-        refuse(str(error))
     except UnicodeDecodeError as error:
         refuse(f"--fill: {fill} is not UTF-8 ({error.reason} at byte {error.start}); name a Markdown page in UTF-8.")
     except OSError as error:
-        refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another place.")
+        refuse(f"cannot write {error.filename or target}: {error.strerror or error}; choose another file or folder.")
     typer.echo(f"Written to {written}")
 
 
-def _nothing(folders: list[Path], unfinished: int) -> str:
-    begun = {0: "and none is running", 1: "one is unfinished"}.get(unfinished, f"{unfinished} are unfinished")
-    return f"{', '.join(map(str, folders))} holds no finished run, {begun}; a report needs one at least."
+def _no_finished_run(folders: list[Path], unfinished: int) -> str:
+    others = {0: "and none is running", 1: "one is unfinished"}.get(unfinished, f"{unfinished} are unfinished")
+    return f"{', '.join(map(str, folders))} contains no finished run, {others}; a report needs at least one."
 
 
 def _print(summary: Summary) -> None:
@@ -71,7 +71,7 @@ def _print(summary: Summary) -> None:
 
     from sinkformers.lab.reporting import tables, words
 
-    # A pipe has no edge to fold lines at.
+    # Do not wrap lines in a pipe.
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     about = f": {summary.scale.about}" if summary.scale else ""
     typer.echo(f"{summary.artefact.title}, {summary.preset}{about}")

@@ -1,4 +1,4 @@
-"""`sinkformers run`: train what an artefact of the paper compares, then its table, its figure and its page."""
+"""`sinkformers run`: train the models that an artefact of the paper compares, then report the results."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from sinkformers.lab.cli.refusal import STOPPED, need, refuse
 if TYPE_CHECKING:
     from sinkformers.lab.artefacts.artefact import Artefact, Preset, Run
 
-WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they say nothing and report nothing
-SAVING = "Saving after this step; once more ends it at once."
+WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they print nothing and write no report
+SAVING = "Saving after this step; interrupt again to end at once."
 
 
 def run(
     artefact: Annotated[str, typer.Argument(help="Its name; `sinkformers list` shows all.", metavar="ARTEFACT")],
     preset: Annotated[str, typer.Option(help="The scale: paper, authors, small or smoke.", metavar="NAME")] = "small",
-    seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,2; those of the preset if left out.")] = None,
-    n_iters: Annotated[str | None, typer.Option(help="Such as 1,5; those of the preset if left out.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,2; by default, those of the preset.")] = None,
+    n_iters: Annotated[str | None, typer.Option(help="Such as 1,5; by default, those of the preset.")] = None,
     arms: Annotated[
-        list[str] | None, typer.Option(help="A pattern of arms' names, such as 'patch-7-*'; may be repeated.")
+        list[str] | None, typer.Option(help="A pattern of names of arms, such as 'patch-7-*'; may be repeated.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The folder of data sets; else $SINKFORMERS_DATA, else a cache of yours.")
+        Path | None, typer.Option(help="The folder of the data sets; else $SINKFORMERS_DATA, else the user's cache.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The folder for runs and reports.")] = Path("runs"),
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to train.")] = "auto",
     precision: Annotated[Literal["no", "bf16", "fp16"], typer.Option(help="Mixed precision.")] = "no",
-    jobs: Annotated[int, typer.Option(help="Runs trained side by side, on their share of the cores.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs trained in parallel, each on its share of the cores.", min=1)] = 1,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 30.0,
 ) -> None:
-    """Train what is missing of an artefact, then print its table and write its report.
+    """Train the missing runs of an artefact, then report.
 
-    Stop it with Ctrl-C whenever you like: it saves what it is at, and the same command goes on there. Press it again
-    to end at once. Any number of commands may share one --out.
+    Ctrl-C saves the current run and stops; the same command continues from there. Press it again to end at once.
+    Several commands may share one --out.
     """
-    with _refusing():
+    with _stopped_in_one_sentence():
         chosen, runs = _select(artefact, preset, seeds, n_iters, arms or [])
         if chosen.make is not None:
             _make(chosen.make, chosen.presets[preset], out / artefact / preset)
             return
+        _check_folders(chosen.presets[preset], runs, out, data)
         need("experiments", ("accelerate", "filelock", "safetensors", "tensorboard"), "experiments")
         if jobs > 1 and "RANK" in os.environ:
-            refuse("--jobs is for a command that runs alone, and torchrun has started several; leave it out.")
+            refuse("--jobs cannot be used with torchrun, which starts several processes itself; leave it out.")
         if jobs > 1:
             _side_by_side(jobs, chosen, runs, out)
         else:
@@ -62,15 +63,12 @@ def run(
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    from sinkformers.lab.artefacts.artefact import ExperimentError
-    from sinkformers.lab.data import DataError
+def _stopped_in_one_sentence() -> Iterator[None]:
+    """Say what the same command will do next if the command is stopped."""
     from sinkformers.lab.workbench.stopping import FINISHED, Stopped
 
     try:
         yield
-    except (ExperimentError, DataError) as error:
-        refuse(str(error))
     except Stopped as stopped:
         if os.environ.get("RANK", "0") != "0":
             raise typer.Exit(stopped.code) from None
@@ -88,6 +86,20 @@ def _select(
     return artefact, selection.select_runs(artefact, preset, seeds=seeds, n_iters=n_iters, arms=arms)
 
 
+def _check_folders(preset: Preset, runs: list[Run], out: Path, data: Path | None) -> None:
+    """Refuse folders that do not exist before torch is imported. Runs that are finished need no data."""
+    from sinkformers.lab.artefacts.artefact import METRICS_FILE
+    from sinkformers.lab.data import CATALOGUE, data_folder
+
+    if all((out / run.folder / METRICS_FILE).exists() for run in runs):
+        return
+    existing = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        refuse(f"cannot use {out}: {existing} is not a folder. Choose another --out, one that can be written.")
+    if preset.data in CATALOGUE and CATALOGUE[preset.data].files:
+        data_folder(data)
+
+
 def _train(artefact: Artefact, preset: str, runs: list[Run], out: Path, **options: Any) -> None:
     from sinkformers.lab.workbench.display import Display
     from sinkformers.lab.workbench.runner import train_missing as train
@@ -98,7 +110,7 @@ def _train(artefact: Artefact, preset: str, runs: list[Run], out: Path, **option
     parent = None
     if worker:
         parent = partial(end_of_pipe, sys.stdin.fileno())
-    elif rank is not None:  # torchrun passes signals on, but it cannot pass on SIGKILL
+    elif rank is not None:  # torchrun forwards signals, except SIGKILL
         parent = partial(end_of_launcher, os.getppid())
     with Stopping(parent=parent, notice=lambda: display.say(SAVING)) as stopping:
         for run in train(artefact, preset, runs, out=out, display=display, stopping=stopping, **options):

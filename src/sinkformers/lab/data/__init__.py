@@ -1,35 +1,31 @@
-"""Data sets: located, fetched, verified, decoded and split. Tensors and texts come out; nothing else of ours is needed.
+"""Data sets: located, downloaded, verified, decoded and split, as tensors and texts.
 
-What makes tensors is imported when first asked for, so that the command line answers before torch is loaded.
+Importing this package does not import torch, so that the command line can read the catalogue without it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from sinkformers.lab.data.clouds import Clouds, PointSet, on_unit_sphere
 from sinkformers.lab.data.error import DataError
+from sinkformers.lab.data.formats.point_files import read_points
+from sinkformers.lab.data.images import Images, ImageSet
+from sinkformers.lab.data.sets.digits import load_digits
+from sinkformers.lab.data.sets.dogs_vs_cats import load_dogs_vs_cats
+from sinkformers.lab.data.sets.imdb import load_imdb
+from sinkformers.lab.data.sets.iwslt14 import load_iwslt14
+from sinkformers.lab.data.sets.mnist import load_mnist
+from sinkformers.lab.data.sets.modelnet40 import load_modelnet40
+from sinkformers.lab.data.sets.modelnet40_meshes import load_modelnet40_meshes
+from sinkformers.lab.data.sets.multi30k import load_multi30k
+from sinkformers.lab.data.sets.number_words import load_number_words
+from sinkformers.lab.data.sets.opinions import load_opinions
+from sinkformers.lab.data.sets.shapes import load_shapes
 from sinkformers.lab.data.store.archives import unpack
-from sinkformers.lab.data.store.catalogue import CATALOGUE, DataFile, DataSet, find_data_set
+from sinkformers.lab.data.store.catalogue import CATALOGUE, find_data_set
+from sinkformers.lab.data.store.data_set import DataFile, DataSet
 from sinkformers.lab.data.store.fetching import fetch
 from sinkformers.lab.data.store.folder import data_folder
 from sinkformers.lab.data.store.progress import Progress, heard_by
 from sinkformers.lab.data.store.status import Status, status_of
-
-if TYPE_CHECKING:
-    from sinkformers.lab.data.clouds import Clouds, PointSet, on_unit_sphere
-    from sinkformers.lab.data.formats.point_files import read_points
-    from sinkformers.lab.data.images import Images, ImageSet
-    from sinkformers.lab.data.sets.digits import load_digits
-    from sinkformers.lab.data.sets.dogs_vs_cats import load_dogs_vs_cats
-    from sinkformers.lab.data.sets.imdb import load_imdb
-    from sinkformers.lab.data.sets.iwslt14 import load_iwslt14
-    from sinkformers.lab.data.sets.mnist import load_mnist
-    from sinkformers.lab.data.sets.modelnet40 import load_modelnet40
-    from sinkformers.lab.data.sets.modelnet40_meshes import load_modelnet40_meshes
-    from sinkformers.lab.data.sets.multi30k import load_multi30k
-    from sinkformers.lab.data.sets.number_words import load_number_words
-    from sinkformers.lab.data.sets.opinions import load_opinions
-    from sinkformers.lab.data.sets.shapes import load_shapes
-    from sinkformers.lab.data.texts import Pairs, PairSet, Texts, TextSet
+from sinkformers.lab.data.texts import Pairs, PairSet, Texts, TextSet
 
 __all__ = [
     "CATALOGUE",
@@ -66,33 +62,3 @@ __all__ = [
     "status_of",
     "unpack",
 ]
-
-_FILE = {
-    "Clouds": "clouds",
-    "ImageSet": "images",
-    "Images": "images",
-    "PointSet": "clouds",
-    "PairSet": "texts",
-    "Pairs": "texts",
-    "TextSet": "texts",
-    "Texts": "texts",
-    "load_digits": "sets.digits",
-    "load_dogs_vs_cats": "sets.dogs_vs_cats",
-    "load_imdb": "sets.imdb",
-    "load_iwslt14": "sets.iwslt14",
-    "load_mnist": "sets.mnist",
-    "load_modelnet40": "sets.modelnet40",
-    "load_modelnet40_meshes": "sets.modelnet40_meshes",
-    "load_shapes": "sets.shapes",
-    "on_unit_sphere": "clouds",
-    "read_points": "formats.point_files",
-    "load_multi30k": "sets.multi30k",
-    "load_number_words": "sets.number_words",
-    "load_opinions": "sets.opinions",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILE:
-        raise AttributeError(f"module 'sinkformers.lab.data' has no attribute {name!r}")
-    return getattr(import_module(f"sinkformers.lab.data.{_FILE[name]}"), name)

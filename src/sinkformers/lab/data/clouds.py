@@ -1,10 +1,11 @@
-"""Point clouds in memory, and the size that all of them are brought to."""
+"""Point clouds in memory, and their normalisation to the unit sphere."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Clouds(NamedTuple):
@@ -15,7 +16,7 @@ class Clouds(NamedTuple):
 
 
 class PointSet(NamedTuple):
-    """A data set for classification: label k is `classes[k]`. The test part is never trained on."""
+    """A data set for classification: label k is `classes[k]`. Nothing is trained on the test part."""
 
     train: Clouds
     test: Clouds
@@ -24,7 +25,7 @@ class PointSet(NamedTuple):
 
 
 def on_unit_sphere(points: Tensor) -> Tensor:
-    """Points (…, n, 3) centred on their mean, the farthest at distance 1; where all are one, all are zero."""
+    """Centre points (…, n, 3) on their mean and divide by the largest distance from it; equal points become zeros."""
     centred = points - points.mean(-2, keepdim=True)
     radius = centred.norm(dim=-1).amax(-1)[..., None, None]
     return centred / radius.where(radius > 0, 1.0)

@@ -1,12 +1,14 @@
-"""What every function of this room raises where its user can do something about it."""
+"""The error that every function of `sinkformers.lab.data` raises for a problem that its user can fix."""
 
 from __future__ import annotations
 
-
-class DataError(Exception):
-    """A data set is missing, damaged or out of reach; the message is one sentence: the file, and the remedy."""
+from sinkformers.lab.error import LabError
 
 
-def missing_library(library: str, what: str) -> DataError:
-    """The error for a library that decoding `what` needs and that is not installed."""
-    return DataError(f"{what} needs {library}; install it with pip install '.[experiments]' in your clone.")
+class DataError(LabError):
+    """A data set is missing, damaged or unreachable. The message is one sentence: the file, and how to fix it."""
+
+
+def missing_library(library: str, purpose: str, extra: str = "experiments") -> DataError:
+    """Return the error for a library that `purpose` needs and that is not installed; `extra` installs it."""
+    return DataError(f"{purpose} needs {library}; install it with pip install '.[{extra}]' in your clone.")

@@ -1,11 +1,11 @@
-"""Decoded images in memory, and the split of a set that comes without one."""
+"""Decoded images in memory, and a train/test split for sets that have none."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
@@ -19,7 +19,7 @@ class Images(NamedTuple):
 
 
 class ImageSet(NamedTuple):
-    """A data set for classification: label k is `classes[k]`. The test part is never trained on."""
+    """A data set for classification: label k is `classes[k]`. Nothing is trained on the test part."""
 
     train: Images
     test: Images
@@ -28,11 +28,13 @@ class ImageSet(NamedTuple):
 
 
 def stratified_split(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of a train and a test part: a fifth of each class is for testing, at least one of its images, never all.
+    """Return the indices of a train and a test part. The test part has a fifth of each class, and at least one image.
 
-    The split depends on nothing but `labels` (n,), which hold every class twice or more. Within a part, the images keep
-    the order that they came in.
+    The split depends on `labels` (n,) only; every class must occur at least twice. Both parts keep the order of
+    `labels`.
     """
+    import torch
+
     generator = torch.Generator().manual_seed(SPLIT_SEED)
     in_test = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique().tolist():

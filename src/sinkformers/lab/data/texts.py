@@ -1,11 +1,12 @@
-"""Texts in memory: with a class each, or as sentences and their translations."""
+"""Texts in memory: labelled texts, and sentences with their translations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Texts(NamedTuple):
@@ -16,7 +17,7 @@ class Texts(NamedTuple):
 
 
 class TextSet(NamedTuple):
-    """A data set for classification: label k is `classes[k]`. The test part is never trained on."""
+    """A data set for classification: label k is `classes[k]`. Nothing is trained on the test part."""
 
     train: Texts
     test: Texts
@@ -34,7 +35,7 @@ class Pairs(NamedTuple):
 class PairSet(NamedTuple):
     """A data set for translation from the language `source` into `target`; the first of `tests` is the usual one.
 
-    `note` says what a reader of results must know, such as that the training part is not complete.
+    `note` is shown with results, for example if the training part is incomplete.
     """
 
     train: Pairs

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sinkformers.lab.artefacts import catalogue
 from sinkformers.lab.artefacts.artefact import METRICS_FILE, MODEL_FILE, ExperimentError, retrain_hint
 from sinkformers.lab.reporting import records
-from sinkformers.lab.workbench import checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -51,6 +51,8 @@ class TrainedRun:
 
     def load_into(self, model: nn.Module) -> nn.Module:
         """Load the weights of the run into `model`, and return it in evaluation mode."""
+        from sinkformers.lab.workbench import checkpoint
+
         weights, state = checkpoint.read(self.folder / MODEL_FILE, retrain_hint(self.folder))
         expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         found = {name: tuple(value.shape) for name, value in weights.items()}

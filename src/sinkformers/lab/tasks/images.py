@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinkformers.lab.data import Images, ImageSet
 from sinkformers.lab.tasks.classification import entropy, hits, measured
-from sinkformers.lab.tasks.config import TaskConfig
+from sinkformers.lab.tasks.config import VisionConfig
 from sinkformers.lab.workbench.observation import observe
 from sinkformers.models import ViT
 
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
 OBSERVED = 256  # test images on which attention is measured
 EVALUATED = 500  # test images at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionConfig(TaskConfig):
-    image: int
-    patch: int
-    dim: int
-    depth: int
-    heads: int
-    head_dim: int
-    mlp_dim: int
-    readout: str
-    crop: tuple[float, float] | None = None  # area of random crops in training, which are also flipped
-    tie_qk: bool = False
 
 
 class ImageTask:

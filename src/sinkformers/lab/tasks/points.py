@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from sinkformers.lab.artefacts.artefact import Arm, Preset
 from sinkformers.lab.data import Clouds, PointSet, data_folder, load_modelnet40, load_shapes
 from sinkformers.lab.tasks.augmentation import drop_points, scaled, shifted, standardised, subset_of, turned
 from sinkformers.lab.tasks.classification import entropy, hits, measured
-from sinkformers.lab.tasks.config import TaskConfig
+from sinkformers.lab.tasks.config import SHAPES, PointConfig
 from sinkformers.lab.workbench.observation import observe
 from sinkformers.modules.neighbours import Neighbourhoods
 
@@ -25,33 +25,6 @@ if TYPE_CHECKING:
 OBSERVED, OBSERVED_AT_A_TIME = 64, 8  # test shapes on which attention is measured
 EVALUATED = 64  # test shapes per batch
 CACHED = 256  # shapes per batch in the search for neighbours
-SHAPES = ""  # the data set of presets that read no files
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointConfig(TaskConfig):
-    """Test shapes are not augmented: their first `points` are used, standardised if training shapes are."""
-
-    points: int  # per shape
-    subset: bool = False  # in training, draw random points of a shape each time instead of its first ones
-    standardise: bool = False
-    scale: tuple[float, float] | None = None  # range of random factors, one per axis
-    shift: float = 0.0  # largest random shift along each axis
-    turn: float = 0.0  # largest random rotation about z, in radians
-    drop: float = 0.0  # largest share of points that is dropped
-
-    def model(self, classes: int) -> nn.Module:
-        """Return a new model."""
-        raise NotImplementedError
-
-    def neighbourhoods(self, points: Tensor) -> tuple[Neighbourhoods, ...] | None:
-        """Return the neighbourhoods in points (batch, n, 3) that the model uses; None if it uses none."""
-        return None
-
-    @property
-    def keeps_points(self) -> bool:
-        """Whether a shape has the same points in every epoch, so that its neighbourhoods can be cached."""
-        return not self.subset and self.drop == 0
 
 
 class PointTask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,41 +12,18 @@ from torch import Tensor, nn
 
 from sinkformers.lab.data import TextSet
 from sinkformers.lab.tasks.classification import entropy, hits, measured
-from sinkformers.lab.tasks.config import TaskConfig
+from sinkformers.lab.tasks.config import TextConfig
 from sinkformers.lab.tasks.ragged import Ragged, even_batches, token_batches
 from sinkformers.lab.tasks.vocabulary import Vocabulary
 from sinkformers.lab.workbench.observation import observe
-from sinkformers.models import TextEncoder
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from sinkformers.models import TextEncoder
+
 OBSERVED = 64  # test texts on which attention is measured
 AT_A_TIME = 16_384  # tokens per batch in evaluation
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextConfig(TaskConfig):
-    vocabulary: int
-    length: int  # texts are truncated to so many tokens
-    dim: int
-    depth: int
-    heads: int
-    hidden: int
-    norm: str = "post"
-    positions: str = "sinusoidal"
-    dropout: float = 0.1
-    lower: bool = False  # convert texts to lower case
-    authors: bool = False  # follow the authors' code where it differs from the paper
-
-    def model(self, vocabulary: int, classes: int) -> TextEncoder:
-        """Return a new model."""
-        return TextEncoder(**self.sizes(vocabulary, classes))
-
-    def sizes(self, vocabulary: int, classes: int) -> dict[str, Any]:
-        """Return the arguments of `TextEncoder`."""
-        names = ("length", "dim", "depth", "heads", "hidden", "norm", "positions", "dropout", "n_iters")
-        return {"vocabulary": vocabulary, "classes": classes, **{name: getattr(self, name) for name in names}}
 
 
 class TextReader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from sinkformers.lab.data import Pairs, PairSet
 from sinkformers.lab.tasks.bleu import bleu, detokenised
-from sinkformers.lab.tasks.config import TaskConfig
+from sinkformers.lab.tasks.config import TranslationConfig
 from sinkformers.lab.tasks.ragged import Ragged, token_batches
 from sinkformers.lab.tasks.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, joined
 from sinkformers.lab.workbench.observation import observe
-from sinkformers.lab.workbench.task import Recipe, WarmRecipe
+from sinkformers.lab.workbench.task import Recipe
 from sinkformers.models import TranslationTransformer, beam_search
 
 if TYPE_CHECKING:
@@ -24,25 +24,6 @@ if TYPE_CHECKING:
 
 OBSERVED = 64  # test sentences on which attention is measured
 AT_A_TIME = 4096  # source tokens per batch in evaluation
-
-
-@dataclass(frozen=True, kw_only=True)
-class TranslationConfig(TaskConfig):
-    """The recipe's batch size is in tokens of the longer side, with special tokens and padding."""
-
-    recipe: WarmRecipe
-    vocabulary: int | None  # size of the shared vocabulary; None if the files already hold subword tokens
-    length: int  # of the longest sentence; longer pairs are not used in training
-    dim: int
-    depth: int
-    heads: int
-    hidden: int
-    norm: str = "post"
-    dropout: float = 0.3
-    smoothing: float = 0.1
-    beam: int = 5
-    penalty: float = 1.0
-    room: tuple[float, int] = (1.5, 10)  # (a, b): the translation of n tokens has at most a n + b tokens
 
 
 class Encoded(NamedTuple):

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
-
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class Recipe:
 
     def build(self, model: nn.Module) -> Optimizer:
         """Return the optimiser."""
+        from torch.optim import SGD, Adam
+
         if self.optimiser == "adam":
             return Adam(model.parameters(), lr=self.rate, fused=True)
         assert self.optimiser == "sgd"
@@ -54,6 +55,8 @@ class WarmRecipe(Recipe):
         return super().rate_at(epoch) * min(step / self.warmup, (self.warmup / step) ** 0.5)
 
     def build(self, model: nn.Module) -> Optimizer:
+        from torch.optim import AdamW
+
         return AdamW(model.parameters(), lr=self.rate, betas=self.betas, weight_decay=self.decay, fused=True)
 
 

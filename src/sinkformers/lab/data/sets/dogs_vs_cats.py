@@ -1,7 +1,7 @@
-"""Kaggle's Dogs vs. Cats as tensors: decoded once at each size, then mapped into memory.
+"""Kaggle's Dogs vs. Cats as tensors: decoded once for each size, then mapped into memory.
 
-Kaggle has 12,500 photographs of each; any selection with two of each will do. Its own test images have no labels, so a
-fixed fifth of these is kept for testing.
+Kaggle has 12,500 photographs of each class; any selection with at least two of each is accepted. Kaggle's own test
+images have no labels, so a fixed fifth of the training images is used for testing.
 """
 
 from __future__ import annotations
@@ -9,28 +9,50 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-
-import torch
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from sinkformers.lab.data.error import DataError, missing_library
 from sinkformers.lab.data.images import Images, ImageSet, stratified_split
-from sinkformers.lab.data.sets.photographs import CLASSES, Photograph, open_photographs
+from sinkformers.lab.data.sets.photographs import BY_HAND, CLASSES, Photograph, open_photographs
+from sinkformers.lab.data.store.data_set import DataSet, list_files
 from sinkformers.lab.data.store.decoded import find_decoded, keep_decoded
 from sinkformers.lab.data.store.folder import AnyPath, path_of, user_cache
-from sinkformers.lab.data.store.progress import Progress, reported
+from sinkformers.lab.data.store.progress import Progress, report_progress
 
 CHUNK = 256
 MOST_WORKERS = 8
+# A selection of 10,000 photographs; all 25,000 are accepted too.
+CHECKSUMS = """
+7132d26971f5240644d3edeadd2b5a10496040eef2c63fa158047c7561cee340 22641368 train.zip
+"""
 
 
-def load_dogs_vs_cats(folder: AnyPath, size: int, *, progress: Progress = reported) -> ImageSet:
-    """The photographs below the data folder `folder`, each squeezed to (3, size, size): bilinear, antialiased.
+def describe(folder: Path, _places: Sequence[Path]) -> str:
+    """Count the photographs of each class."""
+    with open_photographs(folder) as (photographs, _):
+        counts = [sum(photograph.label == label for photograph in photographs) for label in range(len(CLASSES))]
+    return " and ".join(f"{count:,} {name}s" for count, name in zip(counts, CLASSES, strict=True))
 
-    The first call at a size decodes them all. Later ones map the file that it left in `dogs-vs-cats/decoded`, or in the
-    user's cache where the data folder is read-only. A set that has changed since is decoded again.
+
+DATA_SET = DataSet(
+    "dogs-vs-cats",
+    title="Kaggle's Dogs vs. Cats: 25,000 photographs, or a selection",
+    licence="Kaggle's competition rules; Asirra, Microsoft Research",
+    by_hand=BY_HAND,
+    files=list_files("dogs-vs-cats", CHECKSUMS, varies=("train.zip",), alternatives=("dogs-vs-cats/train",)),
+    describe=describe,
+)
+
+
+def load_dogs_vs_cats(folder: AnyPath, size: int, *, progress: Progress = report_progress) -> ImageSet:
+    """Load the photographs below the data folder `folder`, each resized to (3, size, size): bilinear, antialiased.
+
+    The first call with a size decodes all of them. Later calls map the file that it wrote to `dogs-vs-cats/decoded`, or
+    to the user's cache if the data folder is read-only. A set that has changed is decoded again.
     """
+    import torch
+
     folder = path_of("load_dogs_vs_cats", "folder", folder)
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"load_dogs_vs_cats: size must be a whole number of pixels ≥ 1; got {size!r}.")
@@ -57,7 +79,7 @@ def load_dogs_vs_cats(folder: AnyPath, size: int, *, progress: Progress = report
 
 
 def _name(photographs: list[Photograph], size: int) -> str:
-    """A file name that changes with the size, with the order of the photographs, and with any one of them."""
+    """Return a file name that depends on the size, and on the order and content of the photographs."""
     digest = hashlib.sha256()
     for photograph in photographs:
         digest.update(f"{photograph.name} {photograph.identity}\n".encode())
@@ -72,10 +94,12 @@ def _decode_all(
     except ModuleNotFoundError as error:
         raise missing_library("pillow", "decoding photographs") from error
 
+    from concurrent.futures import ThreadPoolExecutor
+
     def planes(photograph: Photograph) -> bytes:
         return _decode(read(photograph), photograph, size)
 
-    # Pillow decodes and resizes without the interpreter's lock, so threads serve.
+    # Pillow releases the interpreter's lock while it decodes and resizes, so threads are enough.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_WORKERS)) as pool:
         for start in range(0, len(photographs), CHUNK):
             yield from pool.map(planes, photographs[start : start + CHUNK])
@@ -83,13 +107,13 @@ def _decode_all(
 
 
 def _decode(content: bytes, photograph: Photograph, size: int) -> bytes:
-    """The red, green and blue plane of a JPEG, size × size bytes each."""
+    """Decode a JPEG to its red, green and blue planes, size × size bytes each."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            squeezed = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    # What damaged bytes make Pillow raise is not documented, and is many things.
+            resized = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    # Pillow does not document which exceptions damaged files raise, and there are many.
     except Exception as error:
-        raise DataError(f"{photograph.place} is not a readable JPEG; replace it, or take it out of the set.") from error
-    return b"".join(band.tobytes() for band in squeezed.split())
+        raise DataError(f"{photograph.place} is not a readable JPEG; replace it, or remove it from the set.") from error
+    return b"".join(band.tobytes() for band in resized.split())

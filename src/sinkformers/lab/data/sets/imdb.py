@@ -1,33 +1,33 @@
-"""IMDb's labelled reviews (Maas et al. 2011): 25,000 to train on and 25,000 to test with, half of them positive.
+"""IMDb's labelled reviews (Maas et al. 2011): 25,000 for training and 25,000 for testing, half of them positive.
 
-They are read from the archive, or from the folder that it unpacks to; nothing is written to disk.
+They are read from the archive, or from the unpacked folder; nothing is written to disk.
 """
 
 from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from sinkformers.lab.data.error import DataError
 from sinkformers.lab.data.store.archives import DAMAGED
-from sinkformers.lab.data.store.catalogue import find_data_set
+from sinkformers.lab.data.store.data_set import DataSet, list_files
 from sinkformers.lab.data.store.folder import AnyPath, path_of
 from sinkformers.lab.data.texts import Texts, TextSet
 
 CLASSES = ("neg", "pos")
-EACH = 12_500  # reviews of a class, in training and in testing
+PER_CLASS = 12_500  # reviews, in training and in testing
 NAME = re.compile(r"(?:.*/)?(train|test)/(neg|pos)/(\d{1,9})_\d{1,2}\.txt")
-LARGEST = 2**20  # the longest review has 14 kB
-BY_HAND = f"{find_data_set('imdb').by_hand} of the data folder"
+LARGEST = 2**20  # bytes; the longest review has 14 kB
+CHECKSUMS = """
+78f70e57d4c51d6aa40a428b19dd599729296e569e844323f00b3e306ea63bb3 18604360 aclImdb_labeled.tar.xz
+"""
 
 
 class Review(NamedTuple):
-    """One file. Sorted, a part's negative reviews stand before its positive ones, each by number."""
+    """One file. The fields give the sorting order: by part, negative before positive, by number."""
 
     part: str
     label: int
@@ -35,38 +35,52 @@ class Review(NamedTuple):
     text: str
 
 
+def describe(_folder: Path, places: Sequence[Path]) -> str:
+    """Check that an unpacked `aclImdb` is complete, without reading the reviews."""
+    if places[0].is_dir():
+        _check_counts(places[0], [_place(found) for _, found in _named(places[0])])
+    return places[0].name
+
+
+DATA_SET = DataSet(
+    "imdb",
+    title="IMDb: 50,000 labelled film reviews",
+    licence="research use, with citation (Maas et al. 2011)",
+    by_hand="get aclImdb_v1.tar.gz from https://ai.stanford.edu/~amaas/data/sentiment/ and put it into imdb/",
+    files=list_files("imdb", CHECKSUMS, alternatives=("imdb/aclImdb_v1.tar.gz", "imdb/aclImdb")),
+    describe=describe,
+)
+
+
 def load_imdb(folder: AnyPath) -> TextSet:
-    """The reviews below the data folder `folder`: in `imdb/aclImdb_labeled.tar.xz`, in Stanford's
-    `imdb/aclImdb_v1.tar.gz`, or in the folder `imdb/aclImdb`. Line breaks stay what they are there, `<br />`."""
+    """Load the reviews below the data folder `folder`: from `imdb/aclImdb_labeled.tar.xz`, from Stanford's
+    `imdb/aclImdb_v1.tar.gz`, or from the folder `imdb/aclImdb`. Line breaks stay `<br />`, as in the files."""
     folder = path_of("load_imdb", "folder", folder)
-    source = find_data_set("imdb").files[0].locate(folder)
+    source = DATA_SET.files[0].locate(folder)
     if source is None:
         raise DataError(
-            f"imdb: there is neither an archive nor aclImdb in {folder / 'imdb'}; {BY_HAND}, or name "
-            "the folder above imdb with --data."
+            f"imdb: there is neither an archive nor aclImdb in {folder / 'imdb'}; {DATA_SET.fix}, "
+            "or name the folder above imdb with --data."
         )
     reviews = sorted(_scanned(source) if source.is_dir() else _unpacked(source))
     _check_counts(source, [(review.part, review.label, review.number) for review in reviews])
     return TextSet(_part(reviews, "train"), _part(reviews, "test"), CLASSES, "imdb")
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse an unpacked `aclImdb` that lacks reviews; none of them is read."""
-    _check_counts(folder, [_place(found) for _, found in _named(folder)])
-
-
 def _check_counts(source: Path, places: list[tuple[str, int, int]]) -> None:
     for part in ("train", "test"):
         for label, name in enumerate(CLASSES):
             numbers = [place[2] for place in places if place[:2] == (part, label)]
-            if len(numbers) != EACH or len(set(numbers)) != EACH:
+            if len(numbers) != PER_CLASS or len(set(numbers)) != PER_CLASS:
                 raise DataError(
-                    f"{source} holds {len(numbers):,} reviews in {part}/{name}, {len(set(numbers)):,} of them "
-                    f"different, where IMDb has {EACH:,}; {BY_HAND}."
+                    f"{source} contains {len(numbers):,} reviews in {part}/{name}, {len(set(numbers)):,} of them "
+                    f"different, instead of {PER_CLASS:,}; {DATA_SET.fix}."
                 )
 
 
 def _part(reviews: list[Review], part: str) -> Texts:
+    import torch
+
     mine = [review for review in reviews if review.part == part]
     return Texts([review.text for review in mine], torch.tensor([review.label for review in mine]))
 
@@ -82,7 +96,7 @@ def _unpacked(archive: Path) -> Iterator[Review]:
                     yield _review(found, content.read(LARGEST + 1), f"{member.name} in {archive}")
     except DAMAGED as error:
         reason = str(error).partition(":")[0]  # tarfile's goes on for several lines
-        raise DataError(f"{archive} is damaged ({reason}); delete it and {BY_HAND}.") from error
+        raise DataError(f"{archive} is damaged ({reason}); delete it and {DATA_SET.fix}.") from error
     except OSError as error:
         raise DataError(f"{archive} cannot be read ({error.strerror or error}); make it readable.") from error
 
@@ -97,22 +111,22 @@ def _scanned(folder: Path) -> Iterator[Review]:
 
 
 def _named(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
-    """The files of an unpacked archive that are named as reviews are."""
+    """Yield the files of an unpacked archive whose names are those of reviews."""
     for file in folder.glob("t*/*/*.txt"):
         if found := NAME.fullmatch(file.as_posix()):
             yield file, found
 
 
 def _place(found: re.Match[str]) -> tuple[str, int, int]:
-    """Part, label and number, by the name of a file."""
+    """Return part, label and number from the name of a file."""
     return found[1], CLASSES.index(found[2]), int(found[3])
 
 
 def _review(found: re.Match[str], content: bytes, where: str) -> Review:
     if len(content) > LARGEST:
-        raise DataError(f"{where} is longer than {LARGEST:,} bytes, which no review is; {BY_HAND}.")
+        raise DataError(f"{where} is longer than {LARGEST:,} bytes, so it is not a review; {DATA_SET.fix}.")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8; {BY_HAND}.") from error
+        raise DataError(f"{where} is not UTF-8; {DATA_SET.fix}.") from error
     return Review(*_place(found), text)

@@ -7,22 +7,23 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from sinkformers.lab.data.clouds import Clouds, PointSet, on_unit_sphere
 from sinkformers.lab.data.error import DataError
 from sinkformers.lab.data.formats.meshes import read_mesh, sample_surface
 from sinkformers.lab.data.store.folder import AnyPath, path_of
-from sinkformers.lab.data.store.progress import Progress, reported
+from sinkformers.lab.data.store.progress import Progress, report_progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAME = re.compile(r"(?:.*/)?([^/]+)/(train|test)/[^/]+\.off", re.IGNORECASE)
-LARGEST_FILE = 512 * 2**20  # Princeton's largest is far below
+LARGEST_FILE = 512 * 2**20  # bytes; Princeton's largest is far smaller
 
 
 class Shape(NamedTuple):
-    """One file, and the function that reads it."""
+    """One file, and a function that reads it."""
 
     label: str
     part: str
@@ -36,13 +37,13 @@ def load_modelnet40_meshes(
     *,
     seed: int = 0,
     expected: tuple[int, int] | None = None,
-    progress: Progress = reported,
+    progress: Progress = report_progress,
 ) -> PointSet:
-    """Shapes from the folder or zip archive `source`, each as `points` points on its surface, on the unit sphere.
+    """Load shapes from the folder or zip archive `source`, each as `points` points on its surface, on the unit sphere.
 
-    Any selection will do that has shapes to train on and to test with, unless `expected` says how many of each there
-    must be. The points of a shape depend on the seed and on its place among the sorted names, and on nothing else. A
-    file that is no triangle mesh is refused, by its name.
+    Any selection with training and test shapes is accepted, unless `expected` gives the number of each. The points of a
+    shape depend only on the seed and on its position among the sorted names. The error for a file that is not a
+    triangle mesh names that file.
     """
     source = path_of("load_modelnet40_meshes", "source", source)
     if source.is_dir():
@@ -52,7 +53,7 @@ def load_modelnet40_meshes(
             return _sampled(_counted(_listed(archive, source), source, expected), source, points, seed, progress)
     except (zipfile.BadZipFile, OSError) as error:
         raise DataError(
-            f"{source} is neither a folder nor a readable zip archive ({error}); name the one that holds ModelNet40."
+            f"{source} is neither a folder nor a readable zip archive ({error}); name the one that contains ModelNet40."
         ) from error
 
 
@@ -76,23 +77,25 @@ def _listed(archive: zipfile.ZipFile, source: Path) -> list[Shape]:
 
 
 def _counted(shapes: list[Shape], source: Path, expected: tuple[int, int] | None) -> list[Shape]:
-    """All shapes, if there are as many as expected."""
+    """Return the shapes, if there are as many as expected."""
     found = tuple(sum(shape.part == part for shape in shapes) for part in ("train", "test"))
     if expected is not None and found != expected:
         raise DataError(
-            f"{source} holds {found[0]:,} shapes to train on and {found[1]:,} to test with where ModelNet40 has "
-            f"{expected[0]:,} and {expected[1]:,}; get it again."
+            f"{source} contains {found[0]:,} training and {found[1]:,} test shapes instead of {expected[0]:,} and "
+            f"{expected[1]:,}; get it again."
         )
     return shapes
 
 
 def _sampled(shapes: list[Shape], source: Path, points: int, seed: int, progress: Progress) -> PointSet:
+    import torch
+
     if {shape.part for shape in shapes} != {"train", "test"}:
         raise DataError(
             f"{source} has no files <class>/train/*.off and <class>/test/*.off; name the folder above them."
         )
     classes = tuple(sorted({shape.label for shape in shapes}))
-    parts: dict[str, tuple[list[torch.Tensor], list[int]]] = {"train": ([], []), "test": ([], [])}
+    parts: dict[str, tuple[list[Tensor], list[int]]] = {"train": ([], []), "test": ([], [])}
     for index, shape in enumerate(shapes):
         generator = torch.Generator().manual_seed(1_000_003 * seed + index)
         mesh = read_mesh(_content(shape), "off", shape.place)
@@ -107,6 +110,6 @@ def _sampled(shapes: list[Shape], source: Path, points: int, seed: int, progress
 def _content(shape: Shape) -> bytes:
     try:
         return shape.read()
-    # RuntimeError: it is encrypted, or compressed in a way that zipfile does not know.
+    # RuntimeError: it is encrypted, or compressed by an unknown method.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise DataError(f"{shape.place} cannot be read ({error}); get it again.") from error

@@ -1,11 +1,9 @@
-"""German numbers in words and their English: a translation that is generated, so that nothing need be downloaded.
+"""Numbers in German and English words: generated translation pairs, for runs without a download.
 
-The order of the parts differs (`vierunddreißig`, thirty-four), which is what makes it a translation.
+The word order differs between the languages (`vierunddreißig`, thirty-four).
 """
 
 from __future__ import annotations
-
-import torch
 
 from sinkformers.lab.data.texts import Pairs, PairSet
 
@@ -26,13 +24,15 @@ _ENGLISH_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eigh
 
 
 def load_number_words() -> PairSet:
-    """0 to 9,999: 9,000 pairs to train on, 500 for validation and 500 to test with, by a fixed split.
+    """Load the numbers 0 to 9,999: 9,000 pairs for training, 500 for validation and 500 for testing, by a fixed split.
 
     Examples:
         >>> from sinkformers.lab.data.sets.number_words import english, german
         >>> german(1234), english(1234)
         ('eintausendzweihundertvierunddreißig', 'one thousand two hundred thirty-four')
     """
+    import torch
+
     order = torch.randperm(NUMBERS, generator=torch.Generator().manual_seed(SPLIT_SEED)).tolist()
     valid, test, train = (sorted(part) for part in (order[:VALID], order[VALID : VALID + TEST], order[VALID + TEST :]))
     return PairSet(_pairs(train), _pairs(valid), {"test": _pairs(test)}, "de", "en", "number-words")
@@ -43,7 +43,7 @@ def _pairs(numbers: list[int]) -> Pairs:
 
 
 def german(number: int) -> str:
-    """A number below a million in German words, one word: 21 is `einundzwanzig`, 1 alone `eins`."""
+    """Return a number below a million in German words, as one word: 21 is `einundzwanzig`, 1 on its own `eins`."""
     return _german(number) + ("s" if number % 100 == 1 else "")
 
 
@@ -59,7 +59,7 @@ def _german(number: int) -> str:
 
 
 def english(number: int) -> str:
-    """A number below a million in English words: 234 is `two hundred thirty-four`."""
+    """Return a number below a million in English words: 234 is `two hundred thirty-four`."""
     thousands, below = divmod(number, 1000)
     hundreds, rest = divmod(below, 100)
     words = [english(thousands), "thousand"] if thousands else []

@@ -1,4 +1,4 @@
-"""The photographs of Dogs vs. Cats: `cat.0.jpg`, `dog.0.jpg`, … in `train.zip`, or where it was unpacked."""
+"""The photographs of Dogs vs. Cats: `cat.0.jpg`, `dog.0.jpg`, … in `train.zip`, or in the unpacked folder."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sinkformers.lab.data.error import DataError
-from sinkformers.lab.data.store.catalogue import find_data_set
 
 CLASSES = ("cat", "dog")
-BY_HAND = f"{find_data_set('dogs-vs-cats').by_hand} of the data folder"
+BY_HAND = (
+    "get train.zip from https://www.kaggle.com/c/dogs-vs-cats/data, which asks for a login, and put it into "
+    "dogs-vs-cats/"
+)
+FIX = f"{BY_HAND} of the data folder"
 NAME = re.compile(r"(?:.*/)?(cat|dog)\.(\d{1,9})\.jpg")
-LARGEST_FILE = 64 * 2**20  # the largest of Kaggle's is far below 1 MB
+LARGEST_FILE = 64 * 2**20  # the largest of Kaggle's has less than 1 MB
 
 
 class Photograph(NamedTuple):
-    """One file. Sorted, a cat stands before the dog of its number, so that any stretch of a set is balanced."""
+    """One file. The fields give the sorting order: cat.0, dog.0, cat.1, …, so that any slice of a set is balanced."""
 
     number: int
     label: int
-    place: str  # its name in the archive, or its path
-    identity: str  # changes when its content does
+    place: str  # name in the archive, or path
+    identity: str  # changes with the content
 
     @property
     def name(self) -> str:
@@ -37,7 +40,7 @@ class Photograph(NamedTuple):
 
 @contextmanager
 def open_photographs(folder: Path) -> Iterator[tuple[list[Photograph], Callable[[Photograph], bytes]]]:
-    """All photographs below the data folder `folder`, sorted, and the function that reads one of them."""
+    """Give all photographs below the data folder `folder`, sorted, and a function that reads one of them."""
     archive, unpacked = folder / "dogs-vs-cats" / "train.zip", folder / "dogs-vs-cats" / "train"
     if archive.is_file():
         with _open(archive) as opened:
@@ -45,14 +48,14 @@ def open_photographs(folder: Path) -> Iterator[tuple[list[Photograph], Callable[
     elif unpacked.is_dir():
         yield _checked(_scanned(unpacked), unpacked), _read_file
     else:
-        raise DataError(f"dogs-vs-cats: there is neither {archive} nor {unpacked}; {BY_HAND}.")
+        raise DataError(f"dogs-vs-cats: there is neither {archive} nor {unpacked}; {FIX}.")
 
 
 def _open(archive: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(archive)
     except (zipfile.BadZipFile, OSError) as error:
-        raise DataError(f"{archive} is not a readable zip archive ({error}); delete it and {BY_HAND}.") from error
+        raise DataError(f"{archive} is not a readable zip archive ({error}); delete it and {FIX}.") from error
 
 
 def _listed(archive: zipfile.ZipFile) -> Iterator[Photograph]:
@@ -77,13 +80,13 @@ def _checked(photographs: Iterator[Photograph], source: Path) -> list[Photograph
     counts = [sum(photograph.label == label for photograph in listed) for label in range(len(CLASSES))]
     if min(counts) < 2:
         raise DataError(
-            f"{source} holds {counts[0]} files named cat.N.jpg and {counts[1]} named dog.N.jpg, "
-            f"and two of each are the least; {BY_HAND}."
+            f"{source} contains {counts[0]} files named cat.N.jpg and {counts[1]} named dog.N.jpg, "
+            f"and at least two of each are needed; {FIX}."
         )
     name, times = Counter(photograph.name for photograph in listed).most_common(1)[0]
     if times > 1:
         raise DataError(
-            f"{source} holds {name} {times} times, so that the test part could not be kept apart; keep one of them."
+            f"{source} contains {name} {times} times, so train and test parts could overlap; keep one of them."
         )
     return listed
 
@@ -91,12 +94,12 @@ def _checked(photographs: Iterator[Photograph], source: Path) -> list[Photograph
 def _read_member(archive: zipfile.ZipFile, photograph: Photograph) -> bytes:
     where = f"{photograph.place} in {archive.filename}"
     if archive.getinfo(photograph.place).file_size > LARGEST_FILE:
-        raise DataError(f"{where} is larger than {LARGEST_FILE // 2**20} MB, which no photograph is; {BY_HAND}.")
+        raise DataError(f"{where} is larger than {LARGEST_FILE // 2**20} MB, so it is not a photograph; {FIX}.")
     try:
         return archive.read(photograph.place)
-    # RuntimeError: it is encrypted, or compressed in a way that zipfile does not know.
+    # RuntimeError: it is encrypted, or compressed by an unknown method.
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError) as error:
-        raise DataError(f"{where} cannot be read ({error}); delete the archive and {BY_HAND}.") from error
+        raise DataError(f"{where} cannot be read ({error}); delete the archive and {FIX}.") from error
 
 
 def _read_file(photograph: Photograph) -> bytes:

@@ -1,13 +1,14 @@
-"""Eight kinds of shapes, computed: point clouds for runs without a download."""
+"""Eight kinds of generated shapes: point clouds for runs without a download."""
 
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sinkformers.lab.data.clouds import Clouds, PointSet, on_unit_sphere
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NOISE = 0.02
 STRETCH = (0.6, 1.4)
@@ -16,33 +17,35 @@ STRETCH = (0.6, 1.4)
 def _sphere(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     height = 2 * v - 1
     around = (1 - height.square()).sqrt()
-    return around * torch.cos(u), around * torch.sin(u), height
+    return around * u.cos(), around * u.sin(), height
 
 
 def _cylinder(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.cos(u), torch.sin(u), 2 * v - 1
+    return u.cos(), u.sin(), 2 * v - 1
 
 
 def _cone(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     around = v.sqrt()
-    return around * torch.cos(u), around * torch.sin(u), 1 - 2 * around
+    return around * u.cos(), around * u.sin(), 1 - 2 * around
 
 
 def _torus(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    around, turn = 1 + 0.35 * torch.cos(2 * math.pi * v), 0.35 * torch.sin(2 * math.pi * v)
-    return around * torch.cos(u), around * torch.sin(u), turn
+    around, turn = 1 + 0.35 * (2 * math.pi * v).cos(), 0.35 * (2 * math.pi * v).sin()
+    return around * u.cos(), around * u.sin(), turn
 
 
 def _disc(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     around = v.sqrt()
-    return around * torch.cos(u), around * torch.sin(u), torch.zeros_like(u)
+    return around * u.cos(), around * u.sin(), u.new_zeros(u.shape)
 
 
 def _helix(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.cos(6 * math.pi * v), torch.sin(6 * math.pi * v), 2 * v - 1
+    return (6 * math.pi * v).cos(), (6 * math.pi * v).sin(), 2 * v - 1
 
 
 def _cube(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    import torch
+
     face = (u / (2 * math.pi) * 6).floor().clamp(max=5)
     across, along = 2 * (u / (2 * math.pi) * 6 - face) - 1, 2 * v - 1
     side, axis = 2 * (face % 2) - 1, face // 2
@@ -51,12 +54,14 @@ def _cube(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _cross(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    import torch
+
     axis = (u / (2 * math.pi) * 3).floor().clamp(max=2)
     bar = torch.where(axis[None] == torch.arange(3.0).view(3, *(1,) * u.dim()), 2 * v - 1, torch.zeros_like(v))
     return bar[0], bar[1], bar[2]
 
 
-# Points of a shape from an angle u in [0, 2π) and a number v in [0, 1).
+# Each function returns the coordinates of points for angles u in [0, 2π) and numbers v in [0, 1).
 SHAPES = {
     "cone": _cone,
     "cross": _cross,
@@ -70,7 +75,9 @@ SHAPES = {
 
 
 def load_shapes(points: int = 128, *, train: int = 24, test: int = 8) -> PointSet:
-    """`train` and `test` shapes of each kind, turned about z, stretched along their axes, and noisy; always the same.
+    """Generate `train` and `test` shapes of each kind: rotated about z, stretched along their axes, with noise added.
+
+    The result is always the same.
 
     Examples:
         >>> from sinkformers.lab.data import load_shapes
@@ -81,6 +88,8 @@ def load_shapes(points: int = 128, *, train: int = 24, test: int = 8) -> PointSe
 
 
 def _part(points: int, each: int, seed: int) -> Clouds:
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     clouds = []
     for make in SHAPES.values():
@@ -94,7 +103,9 @@ def _part(points: int, each: int, seed: int) -> Clouds:
 
 
 def turned(points: Tensor, angle: Tensor) -> Tensor:
-    """Points (batch, n, 3), each cloud turned about z by its angle (batch,)."""
+    """Rotate each cloud of `points` (batch, n, 3) about z by its angle (batch,)."""
+    import torch
+
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     x, y, z = points.unbind(-1)
     return torch.stack([x * cos - y * sin, x * sin + y * cos, z], -1)

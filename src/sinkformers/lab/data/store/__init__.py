@@ -1,1 +1,1 @@
-"""Where data sets lie on disk: the catalogue of files, downloads, checksums, archives and their status."""
+"""Data sets on disk: the catalogue of files, downloads, checksums, archives and their status."""

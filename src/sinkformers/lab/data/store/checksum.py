@@ -1,4 +1,4 @@
-"""Whether a file is the one it should be."""
+"""Comparison of a file with its expected size and checksum."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import hashlib
 from pathlib import Path
 
 from sinkformers.lab.data.error import DataError
-from sinkformers.lab.data.store.catalogue import DataFile
+from sinkformers.lab.data.store.data_set import DataFile
 
 CHUNK = 2**20
 
 
 def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     try:
         with file.open("rb") as stream:
@@ -23,8 +23,8 @@ def sha256_of(file: Path) -> str:
     return digest.hexdigest()
 
 
-def fault_of(expected: DataFile, found: Path, *, verify: bool) -> str | None:
-    """How `found` differs from what the catalogue expects, in a few words; its content is read only to `verify`."""
+def find_fault(expected: DataFile, found: Path, *, verify: bool) -> str | None:
+    """Say in a few words how `found` differs from `expected`, or return None. Its content is read only if `verify`."""
     size = found.stat().st_size
     if size != expected.size:
         return f"{expected.name} has {size:,} bytes instead of {expected.size:,}"

@@ -1,26 +1,30 @@
-"""Decoded pixels kept on disk: large sets are decoded once, and read back as a memory map.
+"""A cache of decoded pixels: large image sets are decoded once, then mapped into memory.
 
-A file holds nothing but pixels, so its size says whether it is whole, and its name says what it was made from. It may
-be deleted at any time.
+A cache file contains pixels only: its size shows whether it is complete, and its name what it was made from. It may be
+deleted at any time.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sinkformers.lab.data.error import DataError
 from sinkformers.lab.data.store.folder import is_writable
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def find_decoded(places: Sequence[Path], name: str, shape: Sequence[int]) -> Tensor | None:
-    """The uint8 tensor `name` in the first of `places` that has it whole; `None` where it has to be decoded."""
-    n_bytes = torch.Size(shape).numel()
+    """Map the uint8 tensor `name` from the first of `places` that contains all of it; `None` if none does."""
+    import torch
+
+    n_bytes = math.prod(shape)
     for file in (place / name for place in places):
         if file.is_file() and file.stat().st_size == n_bytes:
             # Private: what a caller writes into the tensor stays in memory.
@@ -29,18 +33,19 @@ def find_decoded(places: Sequence[Path], name: str, shape: Sequence[int]) -> Ten
 
 
 def keep_decoded(places: Sequence[Path], name: str, chunks: Iterable[bytes]) -> None:
-    """Write `chunks` to the file `name` in the first writable one of `places`; it appears whole or not at all."""
+    """Write `chunks` to the file `name` in the first writable folder of `places`; the file appears when complete."""
     place = next((place for place in places if is_writable(place)), None)
     if place is None:
         raise DataError(
-            f"decoded images can be kept in none of {', '.join(map(str, places))}; make one of them writable."
+            f"decoded images can be written to none of {', '.join(map(str, places))}; make one of them writable."
         )
     try:
         place.mkdir(parents=True, exist_ok=True)
         _write(place, name, chunks)
     except OSError as error:
         raise DataError(
-            f"decoded images cannot be kept in {place} ({error.strerror or error}); make room there or write access."
+            f"decoded images cannot be written to {place} ({error.strerror or error}); free some space there, or make "
+            "it writable."
         ) from error
 
 

@@ -1,100 +1,89 @@
-"""Downloads: resumed where they broke off, verified before they get their name, from the first mirror that delivers."""
+"""Downloads: verified before a file gets its name, from the first mirror that has the right content."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from sinkformers.lab.data.error import DataError
-from sinkformers.lab.data.store.catalogue import DataFile, find_data_set
-from sinkformers.lab.data.store.checksum import fault_of, sha256_of
+from sinkformers.lab.data.store.catalogue import find_data_set
+from sinkformers.lab.data.store.checksum import find_fault
+from sinkformers.lab.data.store.data_set import DataFile
 from sinkformers.lab.data.store.folder import AnyPath, is_writable, path_of
-from sinkformers.lab.data.store.progress import Progress, reported
-from sinkformers.lab.data.store.transfer import UnreachableError, transfer
 
-try:
-    import fcntl
-except ImportError:  # Windows: a file that is open elsewhere cannot be renamed there
-    fcntl = None
+TIMEOUT = 30.0  # seconds without a byte
 
 
-def fetch(name: str, folder: AnyPath, *, progress: Progress = reported) -> list[Path]:
-    """Bring the data set `name` into the data folder `folder`; returns the files that were downloaded.
+def fetch(name: str, folder: AnyPath, *, progress: bool = False) -> list[Path]:
+    """Download the missing and damaged files of the data set `name` into the data folder `folder`, and return them.
 
-    Files that are there and right are left alone, damaged ones are replaced. A set that nobody may download on a user's
-    behalf raises an error that says where to get it.
+    `progress` shows a progress bar for each file. A set that cannot be downloaded automatically raises an error that
+    says where to get it.
     """
     folder = path_of("fetch", "folder", folder)
     entry = find_data_set(name)
-    wanted = [file for file in entry.files if _is_wanted(file, folder)]
-    if any(not file.urls for file in wanted):
-        raise DataError(f"{name} cannot be fetched for you: {entry.by_hand} of the data folder, {folder}.")
-    return [download(file, folder, progress=progress) for file in wanted]
+    needed = [file for file in entry.files if _is_needed(file, folder)]
+    if any(not file.urls for file in needed):
+        raise DataError(f"{name} cannot be downloaded automatically: {entry.fix}, {folder}.")
+    return [download(file, folder, progress=progress) for file in needed]
 
 
-def download(file: DataFile, folder: Path, *, progress: Progress = reported) -> Path:
-    """Download one file to its path below `folder`, from the first of its mirrors that has the right bytes.
+def download(file: DataFile, folder: Path, *, progress: bool = False) -> Path:
+    """Download one file to its path below `folder`.
 
-    Nothing else ever stands under that name: bytes gather in a `.part` beside it, which outlives a download that broke
-    off, and the next one goes on from there.
+    The content goes to a file ending in `.partial`, which is renamed once its checksum is verified. A process that is
+    killed leaves that file, and the next download removes it.
     """
+    import http.client  # these take longer to import than the command line takes to answer
+    import ssl
+    import urllib.error
+
+    from torch.hub import download_url_to_file
+
     target = folder / file.path
     if not is_writable(target.parent):
         raise DataError(f"{target.parent} is read-only; make it writable, or choose another folder with --data.")
     failures = []
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _claimed(target.with_name(f"{target.name}.part")) as (part, out):
-            for url in file.urls:
-                try:
-                    _gather(url, file, part, out, progress)
-                except UnreachableError as reason:
-                    failures.append(f"{url}: {reason}")
-                else:
-                    os.replace(part, target)
-                    return target
-            if not part.stat().st_size:
-                part.unlink()
-    except OSError as error:
-        raise DataError(
-            f"{target} cannot be written ({error.strerror or error}); make room, or choose another folder with --data."
-        ) from error
+    for url in file.urls:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _timeout(TIMEOUT):
+                download_url_to_file(url, str(target), hash_prefix=file.sha256, progress=progress)
+        except urllib.error.HTTPError as error:
+            error.close()
+            failures.append(f"{url}: HTTP {error.code}")
+        except RuntimeError:
+            failures.append(f"{url}: wrong checksum")
+        except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
+            failures.append(f"{url}: {getattr(error, 'reason', error)}")
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(
+                f"{target} cannot be written ({reason}); free some space, or choose another folder with --data."
+            ) from error
+        else:
+            for left in target.parent.glob(f"{target.name}.*.partial"):
+                left.unlink(missing_ok=True)
+            return target
     raise DataError(f"{target} could not be downloaded ({'; '.join(failures)}); try again, or put it there by hand.")
 
 
-def _is_wanted(file: DataFile, folder: Path) -> bool:
+def _is_needed(file: DataFile, folder: Path) -> bool:
     found = file.locate(folder)
     if found is None:
         return bool(file.urls) or not file.optional
-    return found == folder / file.path and not file.varies and fault_of(file, found, verify=True) is not None
+    return found == folder / file.path and not file.varies and find_fault(file, found, verify=True) is not None
 
 
 @contextmanager
-def _claimed(part: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """The part file, open for appending. A second process that wants it is refused, since both would append."""
-    with part.open("ab") as out:
-        try:
-            if fcntl:
-                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have finished, and renamed the file, since it was opened.
-            ours = part.exists() and os.path.samestat(os.fstat(out.fileno()), part.stat())
-        except BlockingIOError:
-            ours = False
-        if not ours:
-            raise DataError(f"{part} is being downloaded by another process; wait for it, then run this again.")
-        yield part, out
+def _timeout(seconds: float) -> Iterator[None]:
+    """Give up on servers that send nothing for `seconds`; torch's function has no argument for it."""
+    import socket
 
-
-def _gather(url: str, file: DataFile, part: Path, out: BinaryIO, progress: Progress) -> None:
-    """Complete the part file from `url` and check it; where older bytes are to blame, once more without them."""
-    resumed = bool(out.seek(0, os.SEEK_END))
-    transfer(url, out, file.size, lambda done: progress(file.name, done, file.size))
-    if sha256_of(part) == file.sha256:
-        return
-    out.truncate(0)
-    if not resumed:
-        raise UnreachableError("wrong checksum")
-    _gather(url, file, part, out, progress)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,4 +1,4 @@
-"""Where data sets lie: a folder that the user names, or one below the user's cache."""
+"""The folder of the data sets: given by the user, or below the user's cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ AnyPath = str | os.PathLike[str]
 
 
 def data_folder(given: AnyPath | None = None) -> Path:
-    """The folder that holds one folder a data set: `given`, else `$SINKFORMERS_DATA`, else `sinkformers/data` of the
-    user's cache.
+    """Return the folder that contains one folder per data set: `given`, else `$SINKFORMERS_DATA`, else
+    `sinkformers/data` in the user's cache.
 
-    A folder that somebody named must be there; the one in the cache is made by the first download.
+    A folder that is given must exist; the one in the cache is made by the first download.
     """
     named = given or os.environ.get(VARIABLE)
     if not named:
@@ -24,15 +24,15 @@ def data_folder(given: AnyPath | None = None) -> Path:
     origin = "--data" if given else VARIABLE
     if not folder.exists():
         raise DataError(
-            f"the data folder {folder} ({origin}) does not exist; make it, or leave {origin} out for the cache."
+            f"the data folder {folder} ({origin}) does not exist; make it, or leave out {origin} to use the cache."
         )
     if not folder.is_dir():
-        raise DataError(f"the data folder {folder} ({origin}) is a file; name the folder that the data sets lie in.")
+        raise DataError(f"the data folder {folder} ({origin}) is a file; name the folder that contains the data sets.")
     return folder
 
 
 def path_of(caller: str, argument: str, value: AnyPath) -> Path:
-    """The path that a caller was given, as text or as an object; anything else is refused by its argument's name."""
+    """Return `value`, text or a path object, as a `Path`; anything else is a TypeError that names the argument."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise TypeError(
             f"{caller}: {argument} must be a path, as str or os.PathLike; got {type(value).__name__}. "
@@ -42,15 +42,15 @@ def path_of(caller: str, argument: str, value: AnyPath) -> Path:
 
 
 def user_cache() -> Path:
-    """`sinkformers` below `$XDG_CACHE_HOME`, or below `~/.cache` where that is not an absolute path."""
+    """Return `sinkformers` below `$XDG_CACHE_HOME`, or below `~/.cache` if that is not an absolute path."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "sinkformers"
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files may be made in `folder`, or in what would be its parent if it does not exist yet.
+    """Whether files may be made in `folder`, or in its first existing parent if it does not exist yet.
 
-    Root may write anywhere; a folder whose write bits somebody took away is left alone all the same.
+    A folder without write permission counts as read-only for root too.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is, so that this room needs no library for drawing bars."""
+"""Progress of long work, reported to the caller by a function, so that no library for progress bars is needed here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Progress = Callable[[str, int, "int | None"], None]
-"""Called with what is being worked on, how much of it is done, and how much there is (`None` where nobody knows)."""
+"""A function of the name of the work, how much of it is done, and how much there is (`None` if unknown)."""
 
 _LISTENER: ContextVar[Progress | None] = ContextVar("progress", default=None)
 
 
-def reported(what: str, done: int, total: int | None) -> None:
-    """The `Progress` of a caller who did not give one: whoever listens hears it."""
+def report_progress(what: str, done: int, total: int | None) -> None:
+    """Call the listener of the enclosing `heard_by` block; the default `Progress` of every function that takes one."""
     listener = _LISTENER.get()
     if listener is not None:
         listener(what, done, total)
@@ -21,7 +21,7 @@ def reported(what: str, done: int, total: int | None) -> None:
 
 @contextmanager
 def heard_by(listener: Progress) -> Iterator[None]:
-    """Let `listener` hear of all long work within the block."""
+    """Report the progress of all long work within the block to `listener`."""
     before = _LISTENER.set(listener)
     try:
         yield
