@@ -10,11 +10,11 @@ class Step(NamedTuple):
     """One normalisation."""
 
     rows: bool  # over rows, else over columns
-    index: int  # its number among those of its kind
+    number: int  # among the steps of its kind
 
     def is_first(self) -> bool:
         """Whether it starts from the scores alone."""
-        return self.rows and self.index == 0
+        return self.rows and self.number == 0
 
 
 class Definition(NamedTuple):

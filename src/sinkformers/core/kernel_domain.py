@@ -110,15 +110,15 @@ def walk_back(
     xs, ys = [], []
     d_tau = torch.zeros_like(df[..., 0])
     for step in reversed(definition.steps()):
-        u = state.rows[..., step.index, :]
+        u = state.rows[..., step.number, :]
         if step.rows:
-            v = _scaling_after(step.index - 1, state, problem, tau)
+            v = _scaling_after(step.number - 1, state, problem, tau)
             x, y = df * u, v
             if not step.is_first():
                 dg = dg - v * apply(kernel.mT, x)
             df = torch.zeros_like(df)
         else:
-            s = state.cols[..., step.index, :]
+            s = state.cols[..., step.number, :]
             x, y = u if problem.weight is None else u * problem.weight, torch.where(problem.cols, dg / s, 0.0)
             if tau is not None:
                 d_tau = d_tau - (dg * col_excess(s, problem)).sum(-1)

@@ -64,12 +64,12 @@ def gradient(
     d_tau = torch.zeros_like(df[..., 0])
     for step in reversed(definition.steps()):
         if step.rows:
-            col = torch.zeros_like(dg) if step.is_first() else _relaxed(run.excess[step.index - 1], tau)
-            change = _exp(run.scores, run.f[step.index], col) * df[..., None]
+            col = torch.zeros_like(dg) if step.is_first() else _relaxed(run.excess[step.number - 1], tau)
+            change = _exp(run.scores, run.f[step.number], col) * df[..., None]
             dg, df = dg - change.sum(-2), torch.zeros_like(df)
         else:
-            excess = run.excess[step.index]
-            share = _exp(run.scores, run.f[step.index] + problem.log_weight(), -excess - problem.log_target())
+            excess = run.excess[step.number]
+            share = _exp(run.scores, run.f[step.number] + problem.log_weight(), -excess - problem.log_target())
             change = share * (dg if tau is None else dg * tau[..., None])[..., None, :]
             if tau is not None:
                 d_tau = d_tau - (dg * excess).sum(-1)

@@ -115,8 +115,8 @@ class Operator:
         return tuple(grads)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
-        call, backend, _, *rest = self._layout.read(args)
-        return self._run_backward(call, self.backends[backend], *rest)
+        call, backend, _, result, d_output, needed = self._layout.read(args)
+        return self._run_backward(call, self.backends[backend], result, d_output, needed)
 
     def _run_backward(
         self, call: Any, backend: Backend, result: Any, d_output: Tensor, needed: dict[str, bool]
@@ -130,9 +130,9 @@ class Operator:
         return tuple(_finish(field, call, {}, d_output, needed) for field in self.call.gradients)
 
     def _traced_backward(self, *args: Any) -> Callable[[], Any] | None:
-        call, name, revision, *rest = self._layout.read(args)
+        call, name, revision, result, d_output, needed = self._layout.read(args)
         backend = self.backends[name].traced(call) if revision else None
-        return None if backend is None else lambda: self._run_backward(call, backend, *rest)
+        return None if backend is None else lambda: self._run_backward(call, backend, result, d_output, needed)
 
 
 class _Backward:

@@ -28,9 +28,9 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        out, *state, safe = native.attention_forward(*_arguments(call))
-        log_domain.recompute_output(call, out, safe)
-        return AttentionResult(out, *state, safe)
+        result = AttentionResult(*native.attention_forward(*_arguments(call)))
+        log_domain.recompute_output(call, result.out, result.safe)
+        return result
 
     def backward(
         self, call: AttentionCall, result: AttentionResult, d_output: Tensor, needed: dict[str, bool]
@@ -42,10 +42,10 @@ class Native(Backend):
         call = call.in_working_dtype()
         d_out = d_output.to(call.query.dtype)
         saved = {"out": result.out, "u": result.rows, "s": result.cols, "r": result.shift}
-        *found, safe = native.attention_backward(
+        d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(
             *_arguments(call), d_out=d_out, saved=saved, needs_bias=needed["bias"] and call.bias is not None
         )
-        grads = Gradients(*found)
+        grads = Gradients(d_query, d_key, d_value, d_bias, d_tau)
         log_domain.recompute_gradients(call, d_out, grads, safe & result.safe)
         return grads._asdict()
 

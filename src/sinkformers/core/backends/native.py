@@ -28,11 +28,11 @@ class Native(NormalizeBackend):
     def forward(self, call: NormalizeCall) -> NormalizeResult:
         from sinkformers.kernels import native
 
-        weights, *state, safe = native.operator_forward(**self._operands(call))
+        weights, u, s, r, safe = native.operator_forward(**self._operands(call))
         if not safe.all():
             tau = for_parts(call.working_tau(), ~safe)
             weights[~safe], _ = unrolled.forward(call.problem().select(~safe), tau, call.definition())
-        return NormalizeResult(weights.to(call.scores.dtype), *state, safe)
+        return NormalizeResult(weights.to(call.scores.dtype), u, s, r, safe)
 
     def backward(
         self, call: NormalizeCall, result: NormalizeResult, d_output: Tensor, needed: dict[str, bool]
