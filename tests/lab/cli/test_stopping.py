@@ -124,7 +124,7 @@ def test_workers_end_with_the_process_that_started_them(start, tmp_path, number)
     assert len(workers) == 2
     for folder in folders:
         left = {file.name for file in folder.iterdir()}
-        assert left == {"checkpoint.safetensors", "log.jsonl", "tensorboard"}
+        assert left == {"checkpoint.safetensors", "lock", "log.jsonl", "tensorboard"}
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
         said = [line for line in complaint.splitlines() if line.startswith("sinkformers: stopped.")]
@@ -148,7 +148,8 @@ def test_processes_of_torchrun_end_with_it_and_save_together(start, tmp_path, nu
         rank.kill()
     assert not alive
     assert len(ranks) >= 2
-    assert {file.name for file in folder.iterdir()} == {"checkpoint.safetensors", "log.jsonl", "tensorboard"}
+    left = {file.name for file in folder.iterdir()}
+    assert left == {"checkpoint.safetensors", "lock", "log.jsonl", "tensorboard"}
     _, complaint = process.communicate(timeout=60)
     saved = re.findall(
         r"^sinkformers: stopped\. cls-n-1, seed 0 is saved at epoch \d+, step \d+;", complaint, re.MULTILINE
