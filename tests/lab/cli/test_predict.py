@@ -240,7 +240,7 @@ def test_weights_of_another_model_are_refused(shape, tmp_path):
 def test_weights_of_another_arm_and_missing_weights_are_refused(tmp_path):
     folder, model = write_untrained(tmp_path, "figure4", "n-3")
     checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 1}})
-    assert "was trained with n_iters 1, and metrics.json is of n_iters 3." in refused(invoke(folder, "a"))
+    assert "was trained with n_iters 1, and metrics.json has n_iters 3." in refused(invoke(folder, "a"))
     checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 3}})
     assert invoke(folder, "a").exit_code == 0
     (folder / "model.safetensors").unlink()
