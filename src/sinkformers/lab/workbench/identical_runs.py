@@ -21,11 +21,11 @@ def copy_run(run: Run, folder: Path, identical: Path, out: Path) -> None:
     """Fill the folder of a run from that of an `identical` one; both are below `out`."""
     metrics = json.loads((identical / METRICS_FILE).read_bytes())
     own = {"artefact": run.artefact, "preset": run.preset, "arm": run.arm.name, "settings": dict(run.arm.settings)}
-    run = {**json.loads((identical / RUN_FILE).read_bytes()), "same_as": identical.relative_to(out).as_posix()}
+    origin = {**json.loads((identical / RUN_FILE).read_bytes()), "same_as": identical.relative_to(out).as_posix()}
     for file in sorted(identical.iterdir()):
         if file.is_file() and file.name not in (METRICS_FILE, RUN_FILE, LOG_FILE, LOCK_FILE):
             checkpoint.replace(folder / file.name, file.read_bytes())
-    checkpoint.replace(folder / RUN_FILE, json_bytes(run))
+    checkpoint.replace(folder / RUN_FILE, json_bytes(origin))
     checkpoint.replace(folder / METRICS_FILE, json_bytes({**metrics, **own}))
 
 
