@@ -98,7 +98,7 @@ def test_a_killed_run_continues_to_the_same_bytes(finished, tmp_path):
     again = start(*arguments)
     said, complaint = again.communicate(timeout=300)
     assert again.returncode == 0, complaint
-    assert re.search(r"^n-3, seed 0: goes on after epoch \d, step \d+\.$", said, re.MULTILINE)
+    assert re.search(r"^n-3, seed 0: continues after epoch \d, step \d+\.$", said, re.MULTILINE)
     assert (tmp_path / RUN_FOLDER / "metrics.json").read_bytes() == (
         finished[0] / RUN_FOLDER / "metrics.json"
     ).read_bytes()

@@ -75,7 +75,7 @@ def test_a_stopped_run_continues_at_the_same_step(whole, start, tmp_path, number
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == code
     where = re.search(
-        r"^sinkformers: stopped\. n-3, seed 0 is saved at (epoch \d, step \d+); the same command goes on there\.$",
+        r"^sinkformers: stopped\. n-3, seed 0 is saved at (epoch \d, step \d+); the same command continues there\.$",
         complaint,
         re.MULTILINE,
     )
@@ -84,7 +84,7 @@ def test_a_stopped_run_continues_at_the_same_step(whole, start, tmp_path, number
     with locked(tmp_path / RUN_FOLDERS[1]) as held:
         assert held
     said = finish("--out", tmp_path, "--arms", "n-3")
-    assert f"n-3, seed 0: goes on after {where[1]}." in said.splitlines()
+    assert f"n-3, seed 0: continues after {where[1]}." in said.splitlines()
     assert (tmp_path / RUN_FOLDERS[1] / METRICS_FILE).read_bytes() == whole[1]
 
 
@@ -130,7 +130,7 @@ def test_workers_end_with_their_parent_process(start, tmp_path, number):
         said = [line for line in complaint.splitlines() if line.startswith("sinkformers: stopped.")]
         saved = [re.fullmatch(r"sinkformers: stopped\. (.*), seed 0 is saved at .*\.", line) for line in said[:-1]]
         assert {match[1] for match in saved} == {"cls-n-1", "cls-n-5"}
-        assert said[-1].endswith("0 of 2 runs are finished, and the same command goes on with the others.")
+        assert said[-1].endswith("0 of 2 runs are finished, and the same command continues with the others.")
         assert "Traceback" not in complaint
 
 
@@ -190,6 +190,6 @@ def test_a_killed_worker_is_reported(tmp_path, capsys):
     script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert side_by_side([sys.executable, "-c", script], 2, runs(2), tmp_path, Display(quiet=True)) == 137
     assert capsys.readouterr().err == (
-        "sinkformers: a process was ended by signal 9. The same command goes on from its last checkpoint; "
+        "sinkformers: a process was ended by signal 9. The same command continues from its last checkpoint; "
         "where memory was short, run it with fewer --jobs.\n"
     )

@@ -127,7 +127,9 @@ def test_a_run_continues_from_the_trained_model_of_the_same_seed(artefact, tmp_p
 
 
 def test_a_run_whose_start_is_missing_is_refused(artefact, tmp_path):
-    with pytest.raises(ExperimentError, match=r"then-n-3, seed 0 goes on with the model of first-n-1, and .* not fin"):
+    with pytest.raises(
+        ExperimentError, match=r"then-n-3, seed 0 continues with the model of first-n-1, and .* not fin"
+    ):
         train_runs(artefact, tmp_path, arms=["then-*"])
     train_runs(artefact, tmp_path, arms=["first-*"], seeds="0")
     train_runs(artefact, tmp_path, arms=["then-*"], seeds="0")

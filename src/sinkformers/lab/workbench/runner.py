@@ -79,9 +79,9 @@ def _saying_what_next(run: Run, out: Path) -> Iterator[None]:
         yield
     except Stopped as stopped:
         if stopped.saved:
-            stopped.what_next = f"{run.name} is saved at {stopped.saved}; the same command goes on there."
+            stopped.what_next = f"{run.name} is saved at {stopped.saved}; the same command continues there."
         elif (out / run.folder / training.CHECKPOINT).exists():
-            stopped.what_next = f"The same command goes on with {run.name} from its last checkpoint."
+            stopped.what_next = f"The same command continues with {run.name} from its last checkpoint."
         else:
             stopped.what_next = f"{run.name} has saved nothing yet; the same command begins it again."
         raise
@@ -142,7 +142,7 @@ class _Session(NamedTuple):
         hooks = training.Hooks(
             display.step,
             epoch,
-            lambda where: display.say(f"{run.name}: goes on after {where}."),
+            lambda where: display.say(f"{run.name}: continues after {where}."),
         )
         with log, self.stopping.deferred():  # a finished training is written before the process stops
             done = training.Training(task, identity, folder, accelerator, hooks, start, self.stopping)
@@ -197,7 +197,7 @@ def _refuse_without_start(runs: Sequence[Run], out: Path) -> None:
     for run in runs:
         if not _may_begin(out, run) and run.before not in chosen:
             raise ExperimentError(
-                f"{run.name} goes on with the model of {run.arm.after}, and {out / str(run.before)} is not "
+                f"{run.name} continues with the model of {run.arm.after}, and {out / str(run.before)} is not "
                 f"finished. Leave --arms out, or run --arms {run.arm.after} first."
             )
 

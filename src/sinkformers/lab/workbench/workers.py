@@ -45,7 +45,7 @@ def side_by_side(command: Sequence[str], jobs: int, runs: Sequence[Run], out: Pa
             _show(display, runs, done, out)
         if stopping.number is not None:
             finished = f"{len(done)} of {len(runs)} runs are finished"
-            raise Stopped(stopping.number, f"{finished}, and the same command goes on with the others.")
+            raise Stopped(stopping.number, f"{finished}, and the same command continues with the others.")
         return max((worker.code for worker in workers), default=0)
 
 
@@ -107,7 +107,7 @@ class _Worker:
             self.errors.close()
             if self.process.returncode < 0:
                 text += (
-                    f"sinkformers: a process was ended by signal {-self.process.returncode}. The same command goes on "
+                    f"sinkformers: a process was ended by signal {-self.process.returncode}. The same command continues "
                     "from its last checkpoint; where memory was short, run it with fewer --jobs.\n"
                 )
             if text not in said:
