@@ -107,8 +107,8 @@ class _Worker:
             self.errors.close()
             if self.process.returncode < 0:
                 text += (
-                    f"sinkformers: a process was ended by signal {-self.process.returncode}. The same command continues "
-                    "from its last checkpoint; where memory was short, run it with fewer --jobs.\n"
+                    f"sinkformers: a process was ended by signal {-self.process.returncode}. The same command "
+                    "continues from its last checkpoint; where memory was short, run it with fewer --jobs.\n"
                 )
             if text not in said:
                 said.add(text)
