@@ -1,7 +1,7 @@
-"""What the studies here share: arms of a comparison, cells that are trained once and kept, the table and the picture.
+"""What the studies here share: arms of a comparison, runs that are trained once and kept, the table and the picture.
 
-One cell is an arm and a seed, and a file of its own, written when it is done: a run that is stopped goes on with the
-cells that are missing.
+A run is an arm and a seed, with a file of its own that is written when it is finished: a study that is stopped
+continues with the runs that are missing.
 """
 
 import argparse
