@@ -110,3 +110,14 @@ def test_softmax_attention_is_served_by_torch():
 
 def test_scores_on_a_device_without_kernels_are_served_by_torch():
     assert sinkhorn(torch.randn(3, 20, 20, device="meta")).shape == (3, 20, 20)
+
+
+def test_graphs_on_disk_belong_to_one_version():
+    """Every compiled graph holds the formula of a gradient, so that none may serve other sources."""
+    from sinkformers.attention.attend import BACKENDS as attention
+    from sinkformers.core.limit_operator import BACKENDS as limit
+    from sinkformers.core.normalize import BACKENDS as normalize
+
+    found = {backend.revision() for table in (attention, limit, normalize) for backend in table.by_name.values()}
+    assert len(found) == 1
+    assert found.pop()

@@ -1,5 +1,7 @@
 """Calls run the kernels directly unless something intercepts them, which then sees the registered operators."""
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -80,3 +82,19 @@ def test_nothing_is_saved_without_grad(inputs):
         assert sinkhorn(inputs[0], n_iters=3).grad_fn is None
     assert sinkhorn(inputs[0].detach(), n_iters=3).grad_fn is None
     assert sinkhorn(inputs[0], n_iters=3).grad_fn is not None
+
+
+def test_importing_once_more():
+    """Notebooks and reloaders drop the modules of a package and import it again."""
+    code = """
+import sys, torch
+for _ in range(2):
+    for name in [name for name in sys.modules if name.startswith("sinkformers")]:
+        del sys.modules[name]
+    from sinkformers import sinkhorn_attention
+    q = torch.ones(2, 5, 4, requires_grad=True)
+    assert sinkhorn_attention(q, q, q).allclose(torch.ones(2, 5, 4))
+    torch.vmap(sinkhorn_attention)(q, q, q).sum().backward()
+    assert q.grad.allclose(torch.ones(2, 5, 4))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

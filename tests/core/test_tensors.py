@@ -223,3 +223,20 @@ def test_a_second_derivative_of_softmax_attention(options):
         (torchs,) = torch.autograd.grad(first().square().sum(), query)
     torch.testing.assert_close(torchs, second, atol=1e-11, rtol=1e-11)
     assert torch.autograd.grad(sinkhorn_attention(query, query, query, **options).sum(), query)[0].isfinite().all()
+
+
+def test_the_default_device_is_not_asked():
+    """A number `tau` and the seed of dropout are made on the CPU: on `meta` the results would be empty memory."""
+    generator = torch.Generator().manual_seed(0)
+    scores, q = torch.randn(5, 7, generator=generator), torch.randn(5, 3, generator=generator)
+    calls = [
+        lambda: sinkhorn(scores, tau=0.5),
+        lambda: sinkhorn_limit(scores, tau=0.5),
+        lambda: sinkhorn_attention(q, q, q, tau=0.5, dropout_p=0.5),
+    ]
+    for call in calls:
+        torch.manual_seed(1)
+        expected = call()
+        torch.manual_seed(1)
+        with torch.device("meta"):
+            assert call().equal(expected)

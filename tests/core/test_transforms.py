@@ -135,3 +135,17 @@ def test_gradients_come_in_the_dtype_of_their_tensor(dtype, tau_dtype):
         d_scores, d_tau = pull(torch.ones_like(out))
         assert (out.dtype, d_scores.dtype, d_tau.dtype) == (dtype, dtype, tau_dtype)
         assert d_tau.shape == (2,)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_batched_gradients_of_autograd(backend):
+    """`is_grads_batched=True` has a vmap of its own, which `torch.func` knows nothing of."""
+    scores, tokens = SCORES.double(), [x.double() for x in TOKENS]
+    for function in (
+        lambda x, backend: sinkhorn(x, backend=backend),
+        lambda x, backend: sinkhorn(x, n_iters=1, backend=backend),
+        lambda x, backend: sinkhorn_attention(*tokens, x, tau=0.5, backend=backend),
+    ):
+        got = torch.autograd.functional.jacobian(lambda x, f=function: f(x, backend), scores, vectorize=True)
+        assert_close(got, torch.autograd.functional.jacobian(lambda x, f=function: f(x, "reference"), scores))

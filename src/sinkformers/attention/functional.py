@@ -195,7 +195,7 @@ def _plan(
     if is_causal:
         masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
     query, key, value = repeat_groups(query, key, value, enable_gqa)
-    seed = torch.randint(2**62, ()) if dropout_p > 0 else None
+    seed = torch.randint(2**62, (), device="cpu") if dropout_p > 0 else None
     by_head = relaxation_tensor(relaxation, query)
     call = AttentionCall(query, key, value, *masks, by_head, seed, None, n_iters, scale, l2, dropout_p, implicit)
     chosen = BACKENDS.choose(CALLER, backend, call)

@@ -45,8 +45,10 @@ class Backend:
         return None
 
     def revision(self) -> str:
-        """What distinguishes the traced form from that of other versions, in graphs that torch keeps on disk."""
-        return ""
+        """What distinguishes this version from others in graphs that torch keeps on disk."""
+        from sinkformers.core.revision import REVISION
+
+        return REVISION
 
 
 class Backends:

@@ -65,11 +65,11 @@ def gradient(
     for step in reversed(definition.steps()):
         if step.rows:
             col = torch.zeros_like(dg) if step.is_first() else _relaxed(run.excess[step.number - 1], tau)
-            change = _exp(run.scores, run.f[step.number], col) * df[..., None]
+            change = _softmax(run.scores, col[..., None, :], -1) * df[..., None]
             dg, df = dg - change.sum(-2), torch.zeros_like(df)
         else:
             excess = run.excess[step.number]
-            share = _exp(run.scores, run.f[step.number] + problem.log_weight(), -excess - problem.log_target())
+            share = _softmax(run.scores, (run.f[step.number] + problem.log_weight())[..., None], -2)
             change = share * (dg if tau is None else dg * tau[..., None])[..., None, :]
             if tau is not None:
                 d_tau = d_tau - (dg * excess).sum(-1)
@@ -84,6 +84,7 @@ def _relaxed(excess: Tensor, tau: Tensor | None) -> Tensor:
     return -excess if tau is None else -tau[..., None] * excess
 
 
-def _exp(scores: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    """`exp(scores + row + col)`, zero where masked even in a matrix that is NaN elsewhere."""
-    return torch.exp(scores + row[..., None] + col[..., None, :]).masked_fill_(scores == -torch.inf, 0.0)
+def _softmax(scores: Tensor, potential: Tensor, dim: int) -> Tensor:
+    """The shares in the sums of one step, by division as in `weights`: the terms of the gradient cancel to rounding
+    only if these sum to 1. Zero where masked even in a matrix that is NaN elsewhere."""
+    return (scores + potential).softmax(dim).masked_fill_(scores == -torch.inf, 0.0)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+# Included while `autograd.grad(…, is_grads_batched=True)` runs, which has a vmap of its own, older than `torch.func`.
+_GRADS_BATCHED = torch._C._dispatch_key_parse("VmapMode")
 
 
 def readable(tensor: Tensor) -> bool:
@@ -21,6 +23,7 @@ def intercepted(tensors: list[Tensor]) -> bool:
     """Whether a transform, a dispatch mode, the profiler or a tensor subclass decides what an operator does."""
     return (
         torch._C._are_functorch_transforms_active()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_GRADS_BATCHED)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or in_forward_mode()

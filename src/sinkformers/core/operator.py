@@ -10,7 +10,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from sinkformers.core.backend import Backend, Backends
 from sinkformers.core.description import Description, Field, describe
 from sinkformers.core.modes import autocasts, intercepted, without_autocast
-from sinkformers.core.registration import LIBRARY, define, differentiable, not_differentiable, register_vmap
+from sinkformers.core.registration import define, differentiable, library_of, not_differentiable, register_vmap
 
 
 class Operator:
@@ -202,4 +202,4 @@ def _decompose(operator: Any, traced: Callable[..., Callable[[], Any] | None]) -
         with mode:
             return run()
 
-    torch.library.register_torch_dispatch(operator, FunctionalTensorMode, rule, lib=LIBRARY)
+    torch.library.register_torch_dispatch(operator, FunctionalTensorMode, rule, lib=library_of(operator))

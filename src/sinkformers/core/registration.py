@@ -13,7 +13,12 @@ from torch.utils._pytree import tree_map
 
 from sinkformers.core.modes import in_forward_mode, intercepted
 
-LIBRARY = torch.library.Library("sinkformers", "FRAGMENT")
+_LIBRARIES = vars(torch.ops).setdefault("_sinkformers_libraries", {})
+"""What holds each operator, by its name; kept by torch, so that importing once more replaces it, as in notebooks."""
+
+
+def library_of(operator: Any) -> torch.library.Library:
+    return _LIBRARIES[operator.name()]
 
 
 def define(
@@ -32,9 +37,13 @@ def define(
         mutates: the arguments that the function writes to.
     """
     schema = schema or torch.library.infer_schema(function, mutates_args=mutates)
-    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"sinkformers::{name}", fake or (lambda *args: None), lib=LIBRARY)
+    full_name = f"sinkformers::{name}"
+    if full_name in _LIBRARIES:
+        _LIBRARIES.pop(full_name)._destroy()
+    library = _LIBRARIES[full_name] = torch.library.Library("sinkformers", "FRAGMENT")
+    library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(full_name, fake or (lambda *args: None), lib=library)
     return getattr(torch.ops.sinkformers, name).default
 
 
@@ -54,7 +63,7 @@ def register_vmap(operator: Any, shared: Callable[[tuple[Any, ...]], bool] = lam
             out = tree_map(lambda *parts: torch.stack(parts), *each)
         return out, tree_map(lambda _: 0, out)
 
-    torch.library.register_vmap(operator, rule, lib=LIBRARY)
+    torch.library.register_vmap(operator, rule, lib=library_of(operator))
 
 
 def _lead(arg: Any, dim: Any, batch_size: int) -> Any:
@@ -90,7 +99,7 @@ def differentiable(
     only, so that the operator is wrapped in one as well. A call that nothing intercepts runs the function directly: the
     dispatcher would take as long as small attention itself.
     """
-    torch.library.register_autograd(operator, backward, setup_context=setup_context, lib=LIBRARY)
+    torch.library.register_autograd(operator, backward, setup_context=setup_context, lib=library_of(operator))
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = function(*args)

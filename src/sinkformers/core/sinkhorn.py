@@ -92,7 +92,7 @@ def relaxation_tensor(tau: float | Tensor, scores: Tensor) -> Tensor | None:
     """`tau` with the rank of the leading axes, or None for 1, which costs nothing."""
     if isinstance(tau, Tensor):
         return with_rank(tau, scores.dim() - 2)
-    return None if tau == 1 else with_rank(torch.tensor(tau, dtype=torch.float64), scores.dim() - 2)
+    return None if tau == 1 else with_rank(torch.tensor(tau, dtype=torch.float64, device="cpu"), scores.dim() - 2)
 
 
 def with_rank(tensor: Tensor, rank: int) -> Tensor:

@@ -38,9 +38,9 @@ class Torch(Backend):
         return None if call.implicit else Traced()
 
     def revision(self) -> str:
-        from sinkformers.attention.backends.traced import REVISION
+        import sinkformers.attention.backends.traced  # noqa: F401 — a graph from the disk needs its operators
 
-        return REVISION
+        return super().revision()
 
 
 def implicit_gradients(call: AttentionCall, d_output: Tensor, needed: dict[str, bool]) -> dict[str, Tensor | None]:

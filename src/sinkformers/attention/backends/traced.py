@@ -8,8 +8,6 @@ recognised as what forward computed, or it would be saved: matrices, where vecto
 This module is imported while torch compiles, and not before.
 """
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +18,6 @@ from sinkformers.attention.call import AttentionCall, AttentionResult, Gradients
 from sinkformers.core.backend import Backend
 from sinkformers.core.description import describe
 from sinkformers.core.registration import define
-
-_PACKAGE = Path(__file__).parents[2]
-_SOURCES = sorted(path for name in ("attention", "core") for path in (_PACKAGE / name).rglob("*.py"))
-# torch keeps compiled graphs on disk and finds them by the arguments of their operators, so that what the operators
-# stand for has to be among these: other sources, another graph.
-REVISION = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:16]
 
 _CALL = describe(AttentionCall)
 _ARGUMENTS = ", ".join(field.schema() for field in _CALL.fields)
