@@ -101,6 +101,13 @@ def test_no_backend_serves():
         Backends(Never()).choose("caller", "auto", 3)
 
 
+def test_asking_for_the_backend_draws_no_random_number():
+    x = torch.randn(2, 3, 5, 8)
+    state = torch.get_rng_state()
+    sinkformers.backend_for(x, x, x, dropout_p=0.5)
+    assert torch.get_rng_state().equal(state)
+
+
 def test_softmax_attention_is_served_by_torch():
     x = torch.randn(2, 3, 5, 8)
     assert sinkformers.backend_for(x, x, x, n_iters=1) == sinkformers.backend_for(x, x, x, tau=0.0) == "sdpa"

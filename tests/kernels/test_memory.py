@@ -191,8 +191,9 @@ def test_missing_kernels_are_warned_of_once(monkeypatch):
     monkeypatch.setattr(binding, "_MISSING", reason)
     monkeypatch.setattr(backend, "_WARNED", set())
     scores, tokens = torch.randn(20, 20), torch.randn(7, 5)
-    with pytest.warns(RuntimeWarning, match="compiled CPU kernels are not used, and torch computes instead"):
+    with pytest.warns(RuntimeWarning, match="compiled CPU kernels are not used, and torch computes instead") as warned:
         sinkhorn(scores)
+    assert warned[0].filename == __file__
     sinkhorn(scores)  # a second warning would be an error
     sinkhorn_attention(tokens, tokens, tokens)
     assert sinkformers.backend_for(tokens, tokens, tokens) == "torch"

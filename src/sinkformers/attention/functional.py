@@ -195,9 +195,8 @@ def _plan(
     if is_causal:
         masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
     query, key, value = repeat_groups(query, key, value, enable_gqa)
-    seed = torch.randint(2**62, (), device="cpu") if dropout_p > 0 else None
     by_head = relaxation_tensor(relaxation, query)
-    call = AttentionCall(query, key, value, *masks, by_head, seed, None, n_iters, scale, l2, dropout_p, implicit)
+    call = AttentionCall(query, key, value, *masks, by_head, None, None, n_iters, scale, l2, dropout_p, implicit)
     chosen = BACKENDS.choose(CALLER, backend, call)
     if empty:
         return Plan(chosen.name, _no_output, (query, key, value, masks.bias, relaxation))
@@ -205,6 +204,8 @@ def _plan(
 
 
 def _run(call: AttentionCall, backend: Backend) -> Tensor:
+    if call.dropout_p > 0:  # drawn here, so that planning a call leaves the generator alone
+        call = call.change(seed=torch.randint(2**62, (), device="cpu"))
     return backend.forward(call) if backend.composite else attend(call, backend).out.to(call.query.dtype)
 
 

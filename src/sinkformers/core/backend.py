@@ -4,6 +4,7 @@ A table is asked in order: `auto` takes the first backend that serves a call, an
 raises its reason not to.
 """
 
+import sys
 import warnings
 from typing import Any
 
@@ -89,7 +90,15 @@ _WARNED: set[str] = set()
 def _warn_once(message: str | None) -> None:
     if message is not None and message not in _WARNED and not torch.compiler.is_compiling():
         _WARNED.add(message)
-        warnings.warn(f"sinkformers: {message}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"sinkformers: {message}", RuntimeWarning, stacklevel=_level_of_the_caller())
+
+
+def _level_of_the_caller() -> int:
+    """The `stacklevel`, counted from `_warn_once`, of the first function outside this package."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sinkformers":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def release_workspace() -> None:
