@@ -74,6 +74,8 @@ def most_iterations(caller: str, value: Any) -> int:
 
 def _count(caller: str, name: str, value: Any, meaning: str, remedy: str) -> int:
     """A whole number that is no bool. While tracing it may be symbolic, and then cannot be put into a sentence."""
+    if type(value) is int and value >= 1:  # the test below takes longer
+        return value
     is_number = isinstance(value, Real)
     try:
         count = operator.index(value) if is_number and not isinstance(value, bool) else 0  # pyright: ignore
@@ -107,6 +109,8 @@ def number(caller: str, name: str, value: Any) -> float:
 
 
 def probability(caller: str, name: str, value: Any) -> float:
+    if type(value) is float and 0 <= value <= 1:
+        return value
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{caller}: {name} must be a number from 0 to 1; got {value!r}.")
     if not 0 <= float(value) <= 1:
@@ -141,6 +145,8 @@ def broadcasts(
 
 def setting(caller: str, tau: Any, *, zero: bool = True) -> float | Tensor:
     """`tau` as a module keeps it: a number from 0 to 1, or a floating-point tensor whose values are read when used."""
+    if type(tau) is float and 0 < tau <= 1:
+        return tau
     if isinstance(tau, Tensor):
         floating(caller, "tau", tau)
         return tau

@@ -62,11 +62,14 @@ class Operator:
         """The result of a call, differentiable."""
         if torch.compiler.is_compiling():
             return self.result.kind(*self._apply(*call, backend.name, backend.revision()))
-        if not torch.is_grad_enabled():  # the shortest way for inference
-            tensors = [call[at] for at in self._tensors_at if call[at] is not None]
-            if not intercepted(tensors):
-                return self.result.kind(*self._run(call, backend))
-        return self.result.kind(*self._apply(*call, backend.name, ""))
+        tensors = [call[at] for at in self._tensors_at if call[at] is not None]
+        if intercepted(tensors) or (torch.is_grad_enabled() and any([x.requires_grad for x in tensors])):  # noqa: C419
+            return self.result.kind(*self._apply(*call, backend.name, ""))
+        device = tensors[0].device  # nothing to record: the shortest way
+        if not autocasts(device):
+            return backend.forward(call)
+        with without_autocast(device):
+            return backend.forward(call)
 
     def _read(self, args: tuple[Any, ...]) -> tuple[Any, str, str]:
         *call, backend, revision = args

@@ -74,8 +74,10 @@ class Arguments:
     def read_strided(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to an input (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1."""
         place, tensor = self.layout.places[name], _plain(tensor)
-        steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-        self._values[place : place + 1 + len(steps)] = [self._address(tensor), *steps]
+        shape, steps = tensor.shape, tensor.stride()
+        if 1 in shape:
+            steps = [0 if size == 1 else step for size, step in zip(shape, steps, strict=True)]
+        self._values[place : place + 1 + len(steps)] = (self._address(tensor), *steps)
 
     def read_tokens(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to tokens (b, h, i, features), copied where their features are not adjacent."""
