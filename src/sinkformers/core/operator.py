@@ -106,36 +106,41 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, d_output: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        layout, grads = self._layout, [None] * (len(self.call.fields) + len(_CHOICE))
+        layout = self._layout
+        grads: list[Tensor | None] = [None] * (len(self.call.fields) + len(_CHOICE))
         if d_output is None:
             return tuple(grads)
         saved, count = ctx.saved_tensors, len(layout.saved_at)  # read once: checkpointing allows no more
         needed = [ctx.needs_input_grad[at] for at in layout.gradients_at]
-        found = self._gradient(*saved[:count], *ctx.settings, *saved[count:], d_output, needed)
+        args = (*saved[:count], *ctx.settings, *saved[count:], d_output, needed)
+        tensors = [tensor for tensor in (d_output, *saved) if tensor is not None]
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted(tensors):
+            found = self._gradient(*args)
+        else:  # nothing to record: the shortest way
+            found = self._run_backward(args)
         for at, grad, dtype, is_needed in zip(layout.gradients_at, found, ctx.dtypes, needed, strict=True):
-            if is_needed and dtype is not None:
+            if is_needed and dtype is not None and grad is not None:
                 grads[at] = grad.to(dtype)
         return tuple(grads)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
-        call, backend, _, result, d_output, needed = self._layout.read(args)
-        return self._run_backward(call, self.backends[backend], result, d_output, needed)
+        return _without_none(self._run_backward(args), args)
 
-    def _run_backward(
-        self, call: Any, backend: Backend, result: Any, d_output: Tensor, needed: dict[str, bool]
-    ) -> tuple[Tensor, ...]:
+    def _run_backward(self, args: tuple[Any, ...], traced: Backend | None = None) -> list[Tensor | None]:
+        call, name, _, result, d_output, needed = self._layout.read(args)
+        backend = self.backends[name] if traced is None else traced
         with without_autocast(d_output.device):
             grads = backend.backward(call, result, d_output, needed)
-        return tuple([_finish(field, call, grads, d_output, needed) for field in self.call.gradients])
+        return [_finish(field, call, grads, d_output, needed) for field in self.call.gradients]
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         call, _, _, _, d_output, needed = self._layout.read(args)
-        return tuple(_finish(field, call, {}, d_output, needed) for field in self.call.gradients)
+        return _without_none([_finish(field, call, {}, d_output, needed) for field in self.call.gradients], args)
 
     def _traced_backward(self, *args: Any) -> Callable[[], Any] | None:
-        call, name, revision, result, d_output, needed = self._layout.read(args)
+        call, name, revision, *_ = self._layout.read(args)
         backend = self.backends[name].traced(call) if revision else None
-        return None if backend is None else lambda: self._run_backward(call, backend, result, d_output, needed)
+        return None if backend is None else lambda: _without_none(self._run_backward(args, backend), args)
 
 
 class _Backward:
@@ -177,14 +182,20 @@ def _is_shared(field: Field) -> bool:
 
 def _finish(
     field: Field, call: Any, grads: dict[str, Tensor | None], d_output: Tensor, needed: dict[str, bool]
-) -> Tensor:
-    """A gradient in the shape and dtype of its field; zeros where it is not needed: operators return no None."""
+) -> Tensor | None:
+    """A gradient in the shape and dtype of its field; None where it is not needed."""
     grad, value = grads.get(field.name), getattr(call, field.name)
     if not needed[field.name] or (value is None and field.optional):
-        return d_output.new_zeros(d_output.shape[:-2])
+        return None
     if grad is None:
         return torch.zeros_like(d_output if value is None else value, memory_format=torch.contiguous_format)
     return grad.contiguous() if value is None else grad.sum_to_size(value.shape).to(value).contiguous()
+
+
+def _without_none(grads: list[Tensor | None], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The gradients with zeros, one per matrix, in the place of None, which an operator cannot return."""
+    *_, d_output, _ = args
+    return tuple([d_output.new_zeros(d_output.shape[:-2]) if grad is None else grad for grad in grads])
 
 
 def _schema(arguments: list[str], results: int) -> str:
