@@ -54,8 +54,3 @@ class NormalizeBackend(Backend):
     def keeps_state(self, call: NormalizeCall) -> bool:
         """Whether `forward` returns the state of its steps; otherwise `backward` repeats them."""
         return True
-
-
-def for_parts(tau: Tensor | None, which: Tensor) -> Tensor | None:
-    """The `tau` of the matrices where `which` (...) holds."""
-    return None if tau is None else tau.expand(which.shape)[which]

@@ -65,11 +65,7 @@ class Operator:
         tensors = [call[at] for at in self._tensors_at if call[at] is not None]
         if intercepted(tensors) or (torch.is_grad_enabled() and any([x.requires_grad for x in tensors])):  # noqa: C419
             return self.result.kind(*self._apply(*call, backend.name, ""))
-        device = tensors[0].device  # nothing to record: the shortest way
-        if not autocasts(device):
-            return backend.forward(call)
-        with without_autocast(device):
-            return backend.forward(call)
+        return _in_full_precision(tensors[0].device, backend.forward, call)  # nothing to record: the shortest way
 
     def _read(self, args: tuple[Any, ...]) -> tuple[Any, str, str]:
         *call, backend, revision = args
@@ -80,13 +76,7 @@ class Operator:
         return self._run(call, self.backends[backend])
 
     def _run(self, call: Any, backend: Backend) -> tuple[Tensor, ...]:
-        device = call[0].device
-        if autocasts(device):
-            with without_autocast(device):
-                result = backend.forward(call)
-        else:
-            result = backend.forward(call)
-        return tuple([part.contiguous() for part in result])
+        return tuple([part.contiguous() for part in _in_full_precision(call[0].device, backend.forward, call)])
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         call, backend, _ = self._read(args)
@@ -129,8 +119,7 @@ class Operator:
     def _run_backward(self, args: tuple[Any, ...], traced: Backend | None = None) -> list[Tensor | None]:
         call, name, _, result, d_output, needed = self._layout.read(args)
         backend = self.backends[name] if traced is None else traced
-        with without_autocast(d_output.device):
-            grads = backend.backward(call, result, d_output, needed)
+        grads = _in_full_precision(d_output.device, backend.backward, call, result, d_output, needed)
         return [_finish(field, call, grads, d_output, needed) for field in self.call.gradients]
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
@@ -174,6 +163,14 @@ class _Backward:
 
 
 _CHOICE = ["str backend", "str revision"]
+
+
+def _in_full_precision(device: torch.device, method: Callable[..., Any], *args: Any) -> Any:
+    """Call a backend's method with autocast off; a context costs microseconds where there is nothing to switch off."""
+    if not autocasts(device):
+        return method(*args)
+    with without_autocast(device):
+        return method(*args)
 
 
 def _is_shared(field: Field) -> bool:

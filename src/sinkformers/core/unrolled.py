@@ -49,7 +49,7 @@ def backward(
     grad -= kernel.mul_(adjoint.x @ adjoint.y.mT)
     d_tau, safe = adjoint.tau, state.safe & adjoint.safe
     if not safe.all():
-        part, part_tau = _select(problem, tau, ~safe)
+        part, part_tau = select_part(problem, tau, ~safe)
         grad[~safe], part_d_tau = log_domain.gradient(part, part_tau, definition, d_weights[~safe])
         if d_tau is not None and part_d_tau is not None:
             d_tau[~safe] = part_d_tau
@@ -60,7 +60,7 @@ def column_excess(problem: Problem, tau: Tensor | None, definition: Definition, 
     """Log of the columns' sums over their targets (..., m), as the last column step found them."""
     excess = kernel_domain.col_excess(state.cols[..., -1, :], problem)
     if not state.safe.all():
-        part, part_tau = _select(problem, tau, ~state.safe)
+        part, part_tau = select_part(problem, tau, ~state.safe)
         excess[~state.safe] = log_domain.potentials(part, part_tau, definition).excess[-1]
     return excess
 
@@ -69,10 +69,11 @@ def _with_log_domain(
     weights: Tensor, problem: Problem, tau: Tensor | None, definition: Definition, safe: Tensor
 ) -> Tensor:
     if not safe.all():
-        part, part_tau = _select(problem, tau, ~safe)
+        part, part_tau = select_part(problem, tau, ~safe)
         weights[~safe] = log_domain.weights(log_domain.potentials(part, part_tau, definition), part, part_tau)
     return weights
 
 
-def _select(problem: Problem, tau: Tensor | None, which: Tensor) -> tuple[Problem, Tensor | None]:
+def select_part(problem: Problem, tau: Tensor | None, which: Tensor) -> tuple[Problem, Tensor | None]:
+    """The matrices where `which` (...) holds, stacked along one leading axis, with their `tau`."""
     return problem.select(which), tau if tau is None else tau.expand(which.shape)[which]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import unrolled
-from sinkformers.core.call import NormalizeBackend, NormalizeCall, NormalizeResult, for_parts
+from sinkformers.core.call import NormalizeBackend, NormalizeCall, NormalizeResult
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.ranges import SAFE_PRODUCT
 
@@ -30,8 +30,8 @@ class Native(NormalizeBackend):
 
         weights, u, s, r, safe = native.operator_forward(**self._operands(call))
         if not safe.all():
-            tau = for_parts(call.working_tau(), ~safe)
-            weights[~safe], _ = unrolled.forward(call.problem().select(~safe), tau, call.definition())
+            part, tau = unrolled.select_part(call.problem(), call.working_tau(), ~safe)
+            weights[~safe], _ = unrolled.forward(part, tau, call.definition())
         return NormalizeResult(weights.to(call.scores.dtype), u, s, r, safe)
 
     def backward(
@@ -45,11 +45,8 @@ class Native(NormalizeBackend):
         d_scores, d_tau, safe = native.operator_backward(d_weights=d_weights, saved=saved, **self._operands(call))
         safe = safe & state.safe
         if not safe.all():
-            part, tau, definition = (
-                call.problem().select(~safe),
-                for_parts(call.working_tau(), ~safe),
-                call.definition(),
-            )
+            part, tau = unrolled.select_part(call.problem(), call.working_tau(), ~safe)
+            definition = call.definition()
             _, again = unrolled.forward(part, tau, definition)
             weights, kernel = unrolled.recompute_weights(part, tau, definition, again)
             d_part = d_weights[~safe].masked_fill(part.scores == -torch.inf, 0.0)
