@@ -194,6 +194,10 @@ def test_missing_kernels_are_warned_of_once(monkeypatch):
     with pytest.warns(RuntimeWarning, match="compiled CPU kernels are not used, and torch computes instead") as warned:
         sinkhorn(scores)
     assert warned[0].filename == __file__
+    backend._WARNED.clear()
+    with pytest.warns(RuntimeWarning, match="compiled CPU kernels are not used") as warned:
+        sinkhorn_attention(tokens, tokens, tokens)
+    assert warned[0].filename == __file__
     sinkhorn(scores)  # a second warning would be an error
     sinkhorn_attention(tokens, tokens, tokens)
     assert sinkformers.backend_for(tokens, tokens, tokens) == "torch"
