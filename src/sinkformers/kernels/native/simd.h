@@ -36,7 +36,7 @@ template <class T> constexpr int COLUMNS = LANES<T> < 4 ? 4 : LANES<T>;
 
 template <class T> static inline Vec<T> load(const T *p) { return *(const typename Simd<T>::Loose *)p; }
 template <class T> static inline void store(T *p, Vec<T> x) { *(typename Simd<T>::Loose *)p = x; }
-template <class T> static inline Vec<T> splat(T x) { return Vec<T>{} + x; }
+template <class T> static inline Vec<T> splat(T x) { return x - Vec<T>{}; } // x + 0 would be an addition: −0 + 0 is 0
 template <class T> static inline Vec<T> larger(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
 // Sums over the lanes, by halves: adding them one by one would cost more than a row's products.
 template <class T, int bytes> struct Halves {
