@@ -1,5 +1,6 @@
-// The operator alone: scores in, weights out, and the gradient back. The kernel lives in the result's own memory, one
-// row per query, and is turned into weights, or into the gradient, by the last pass.
+// The operator alone: scores in, weights out, and the gradient back. The kernel of a matrix that the caches hold is
+// made in the workspace, with rows of whole vectors; that of a larger one in the result's own memory. The last pass
+// turns it into weights, or into the gradient.
 #pragma once
 #include "arguments.h"
 #include "rows.h"
@@ -11,22 +12,26 @@ template <class T> struct Matrix {
     const OperatorArguments &args;
     const Team team;
     const int n, m, mp, rows_steps, col_steps, terms;
+    const bool cached;  // the kernel is in the workspace
+    const int cols, ld; // columns of the kernel, and the length of its rows
     static constexpr int BLOCK = 4 * MR;
-    size_t measured;
+    static constexpr size_t CACHE = 256 * 1024;
+    Arena arena;
     int64_t index;
-    T tau;
+    T tau, aim; // aim: what a column sums to, where there are no targets
     bool relaxed;
-    T *v, *vprev, *part, *aside, *sum, *dg, *alpha, *x, *y, *scratch, *notes;
+    T *v, *vprev, *part, *aside, *sum, *dg, *alpha, *x, *y, *scratch, *notes, *own;
 
     Matrix(const OperatorArguments &args, Team team, bool backward, char *base)
         : args(args), team(team), n((int)args.n), m((int)args.m), mp(round_up(m, COLUMNS<T>)),
-          rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2), terms((int)args.n_iters) {
-        Arena arena{base};
+          rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2), terms((int)args.n_iters),
+          cached((size_t)n * mp * sizeof(T) <= CACHE), cols(cached ? mp : m), ld(cols), arena{base} {
         v = arena.take<T>(mp);
         part = arena.take<T>((size_t)team.size * mp);
         aside = arena.take<T>((size_t)team.size * mp);
         sum = arena.take<T>(mp);
         notes = arena.take<T>((size_t)team.size * (terms + 4));
+        own = cached ? arena.take<T>((size_t)n * mp) : nullptr;
         if (backward) {
             const size_t panels = (mp + PANEL<T> - 1) / PANEL<T>;
             vprev = arena.take<T>(mp);
@@ -34,44 +39,54 @@ template <class T> struct Matrix {
             alpha = arena.take<T>(n);
             x = arena.take<T>((size_t)n * terms);
             y = arena.take<T>(panels * PANEL<T> * terms);
-            T *own = arena.take<T>((size_t)team.size * BLOCK * mp);
-            scratch = own ? own + (size_t)team.id * BLOCK * mp : nullptr;
+            T *products = arena.take<T>((size_t)team.size * BLOCK * mp);
+            scratch = products ? products + (size_t)team.id * BLOCK * mp : nullptr;
         }
-        measured = arena.used;
     }
     static size_t bytes(const OperatorArguments &args, int size, bool backward) {
-        return Matrix(args, Team{0, size, nullptr}, backward, nullptr).measured;
+        return Matrix(args, Team{0, size, nullptr}, backward, nullptr).arena.used;
     }
 
     void enter(int64_t at) {
         index = at;
         relaxed = args.tau != nullptr;
         tau = relaxed ? ((const T *)args.tau)[index] : 1;
+        for (int j = m; j < mp; j++) v[j] = 0; // by every member, alike
     }
-    const T *scores(int i) const { return (const T *)args.scores + ((size_t)index * n + i) * m; }
+    // Row i of a tensor of matrices.
+    T *row(void *base, int i) const { return (T *)base + ((size_t)index * n + i) * m; }
+    const T *scores(int i) const { return row(args.scores, i); }
     T *saved(void *base, int steps, int step, int count) const {
         return (T *)base + ((size_t)index * steps + step) * count;
     }
     T weight(int i) const { return args.row_weight ? ((const T *)args.row_weight)[(size_t)index * n + i] : 1; }
     T *own_part() const { return part + (size_t)team.id * mp; }
     T *note() const { return notes + (size_t)team.id * (terms + 4); }
-    // What a column aims at: its mass, or rows over columns, of valid ones. A sum of zero is an empty
-    // column.
-    T target(int j, T ratio) const {
-        return args.col_target ? ((const T *)args.col_target)[(size_t)index * m + j] : ratio;
+    // What column j aims at: its mass, or rows over columns, of valid ones.
+    T target(int j) const { return args.col_target ? ((const T *)args.col_target)[(size_t)index * m + j] : aim; }
+    // A sum of zero is an empty column, and so is a first scaling of zero an empty row.
+    void count_valid() {
+        const auto count = [](const T *x, int size) {
+            typename Simd<T>::I found = {};
+            int number = 0, j = 0;
+            for (; j + LANES<T> <= size; j += LANES<T>) found -= load(x + j) != Vec<T>{};
+            for (; j < size; j++) number += x[j] != 0;
+            for (int l = 0; l < LANES<T>; l++) number += (int)found[l];
+            return number;
+        };
+        const int valid_cols = count(saved(args.s, col_steps, 0, m), m);
+        aim = valid_cols ? (T)count(saved(args.u, rows_steps, 0, n), n) / (T)valid_cols : 1;
     }
-    T ratio(const T *s) const {
-        const T *u = saved(args.u, rows_steps, 0, n);
-        int rows = 0, cols = 0;
-        for (int i = 0; i < n; i++) rows += u[i] != 0;
-        for (int j = 0; j < m; j++) cols += s[j] != 0;
-        return cols ? (T)rows / (T)cols : 1;
+    // exp(score − shift) of row i, with zeros in the columns that fill up a vector; returns the sum.
+    T make_row(int i, T *to, T shift) const {
+        const T total = exponentiate(scores(i), to, shift, m);
+        for (int j = m; j < cols; j++) to[j] = 0;
+        return total;
     }
-    T scaling(T s, T aim) const { return s == 0 ? 0 : relaxed ? std::exp(tau * std::log(aim / s)) : aim / s; }
     template <class F> void blocks(F &&f) const {
         int from, to;
         team.share(n, from, to);
-        Aside<T> sums(own_part(), aside + (size_t)team.id * mp, m, to - from);
+        Aside<T> sums(own_part(), aside + (size_t)team.id * mp, cols, to - from);
         for (int i = from; i < to; i += BLOCK) {
             f(i, std::min(BLOCK, to - i));
             sums.added(BLOCK);
@@ -79,21 +94,34 @@ template <class T> struct Matrix {
         sums.finish();
     }
     // Always the same share of the columns: what a member wrote it may read before the others are done.
-    void share_columns(int &from, int &to) const { team.share(mp, from, to, 4); }
+    void share_columns(int &from, int &to) const {
+        team.share(mp, from, to, 4);
+        to = std::min(to, m);
+        from = std::min(from, to);
+    }
+    // v after a column step, and 0 for an empty column; or ones before all steps.
     void put_v(T *to, int step) const {
         int from, end;
         share_columns(from, end);
-        end = std::min(end, m);
-        const T *s = step < 0 ? nullptr : saved(args.s, col_steps, step, m);
-        const T aim = s ? ratio(saved(args.s, col_steps, 0, m)) : 1;
-        for (int j = from; j < end; j++) to[j] = s ? scaling(s[j], target(j, aim)) : 1;
+        if (step < 0) return std::fill(to + from, to + end, (T)1);
+        const T *s = saved(args.s, col_steps, step, m);
+        if (relaxed)
+            for (int j = from; j < end; j++) to[j] = s[j] == 0 ? 0 : std::exp(tau * std::log(target(j) / s[j]));
+        else if (args.col_target)
+            for (int j = from; j < end; j++) to[j] = s[j] == 0 ? 0 : target(j) / s[j];
+        else {
+            const T by = aim;
+            for (int j = from; j < end; j++) to[j] = s[j] == 0 ? 0 : by / s[j];
+        }
     }
     static T bigger(T a, T b) { return a != a || b <= a ? a : b; } // NaN stays
 };
 
 template <class T> struct MatrixForward : Matrix<T> {
     MatrixForward(const OperatorArguments &args, Team team, char *base) : Matrix<T>(args, team, false, base) {}
-    T *kernel(int i) const { return (T *)this->args.weights + ((size_t)this->index * this->n + i) * this->m; }
+    T *kernel(int i) const {
+        return this->cached ? this->own + (size_t)i * this->ld : this->row(this->args.weights, i);
+    }
     T *u(int step) const { return this->saved(this->args.u, this->rows_steps, step, this->n); }
 
     void run(int64_t at) {
@@ -107,10 +135,11 @@ template <class T> struct MatrixForward : Matrix<T> {
             if (step + 1 < n_iters) {
                 gather<T>(this->team, this->part, this->mp,
                           this->saved(this->args.s, this->col_steps, step / 2, this->m), this->m);
+                if (step == 0) this->count_valid();
                 this->put_v(this->v, step / 2);
                 int from, to;
                 this->share_columns(from, to);
-                this->note()[step + 1] = largest(this->v + from, std::max(0, std::min(to, this->m) - from));
+                this->note()[step + 1] = largest(this->v + from, to - from);
                 this->team.barrier();
                 if (step + 2 >= n_iters) finish(step / 2);
             }
@@ -122,26 +151,28 @@ template <class T> struct MatrixForward : Matrix<T> {
     // A row step, and the column sums after it; the first makes the kernel, the last makes the weights.
     void row_pass(int step, bool last) {
         T *sum = this->own_part();
-        std::fill(sum, sum + this->m, (T)0);
+        std::fill(sum, sum + this->cols, (T)0);
         this->blocks([&](int i0, int rows) {
             T *a = kernel(i0), *scale = u(step) + i0, weighted[Matrix<T>::BLOCK];
             if (step == 0)
                 for (int i = 0; i < rows; i++) first(i0 + i);
             else {
-                dot(rows, a, this->m, this->v, scale, this->m);
-                for (int i = 0; i < rows; i++) scale[i] = scale[i] == 0 && u(0)[i0 + i] == 0 ? 0 : 1 / scale[i];
+                dot(rows, a, this->ld, this->v, scale, this->cols);
+                const T *before = u(0) + i0;
+                for (int i = 0; i < rows; i++) scale[i] = scale[i] == 0 && before[i] == 0 ? 0 : 1 / scale[i];
             }
             this->note()[2 * step] = Matrix<T>::bigger(this->note()[2 * step], largest(scale, rows));
             if (last) return finish_rows(i0, rows, step);
+            if (!this->args.row_weight) return add(rows, scale, a, this->ld, sum, this->cols);
             for (int i = 0; i < rows; i++) weighted[i] = scale[i] * this->weight(i0 + i);
-            add(rows, weighted, a, this->m, sum, this->m);
+            add(rows, weighted, a, this->ld, sum, this->cols);
         });
     }
     void first(int i) {
         T *r = this->saved(this->args.r, 1, 0, this->n) + i, top = row_max(this->scores(i), this->m);
         const bool dead = top == -std::numeric_limits<T>::infinity();
         *r = dead ? 0 : top;
-        const T sum = exponentiate(this->scores(i), kernel(i), *r, this->m);
+        const T sum = this->make_row(i, kernel(i), *r);
         u(0)[i] = dead && sum == 0 ? 0 : 1 / sum;
     }
     void finish(int step) {
@@ -149,8 +180,14 @@ template <class T> struct MatrixForward : Matrix<T> {
     }
     void finish_rows(int i0, int rows, int step) {
         for (int i = i0; i < i0 + rows; i++) {
-            T *a = kernel(i), by = u(step)[i];
-            for (int j = 0; j < this->m; j++) a[j] *= by * this->v[j];
+            const T *a = kernel(i), *v = this->v;
+            T *to = this->row(this->args.weights, i);
+            const Vec<T> by = splat(u(step)[i]);
+            along<T>(
+                this->m, [&](int j) { store(to + j, load(a + j) * (by * load(v + j))); },
+                [&](int j, int count) {
+                    for (int l = j; l < j + count; l++) to[l] = a[l] * (by[0] * v[l]);
+                });
         }
     }
     // Whether max u · max v stayed in range, and no valid column has a sum of zero. NaN is not safe.
@@ -179,13 +216,29 @@ template <class T> struct MatrixBackward : Matrix<T> {
     T d_tau, left, right;
     int term;
     MatrixBackward(const OperatorArguments &args, Team team, char *base) : Matrix<T>(args, team, true, base) {}
-    T *kernel(int i) const { return (T *)this->args.d_scores + ((size_t)this->index * this->n + i) * this->m; }
-    const T *d_weights(int i) const {
-        return (const T *)this->args.d_weights + ((size_t)this->index * this->n + i) * this->m;
+    T *kernel(int i) const {
+        return this->cached ? this->own + (size_t)i * this->ld : this->row(this->args.d_scores, i);
     }
+    const T *d_weights(int i) const { return this->row(this->args.d_weights, i); }
     const T *u(int step) const { return this->saved(this->args.u, this->rows_steps, step, this->n); }
     T *y_term(int j, int t) const {
         return this->y + (size_t)(j / PANEL<T>)*PANEL<T> * this->terms + (size_t)t * PANEL<T> + j % PANEL<T>;
+    }
+    // One row of Y, over a member's share of the columns; zeros fill up the last vector.
+    void put_y(int t, const T *values) {
+        int from, to;
+        this->share_columns(from, to);
+        for (int j = from, next; j < to; j = next) {
+            next = std::min(to, j / PANEL<T> * PANEL<T> + PANEL<T>);
+            std::copy(values + j, values + next, y_term(j, t));
+        }
+        if (from < to && to == this->m)
+            for (int j = this->m; j < this->mp; j++) *y_term(j, t) = 0;
+        right = Matrix<T>::bigger(right, largest(values + from, to - from));
+    }
+    void put_x(int t, const T *values, int from, int to) {
+        for (int i = from; i < to; i++) this->x[(size_t)i * this->terms + t] = values[i];
+        left = Matrix<T>::bigger(left, largest(values + from, std::max(0, to - from)));
     }
 
     void run(int64_t at) {
@@ -193,6 +246,8 @@ template <class T> struct MatrixBackward : Matrix<T> {
         const bool ends_on_rows = this->terms % 2;
         d_tau = left = right = 0;
         term = 0;
+        for (int j = this->m; j < this->mp; j++) this->vprev[j] = this->sum[j] = 0; // by every member, alike
+        if (this->col_steps) this->count_valid();
         this->put_v(this->v, this->col_steps - 1);
         this->team.barrier();
         first_pass(ends_on_rows);
@@ -209,101 +264,140 @@ template <class T> struct MatrixBackward : Matrix<T> {
         if (this->team.id == 0) conclude();
         this->team.barrier();
     }
-    // The kernel again; df and dg of the last potentials; and Aᵀα where the last step was over rows.
+    // The kernel again; df and dg of the last potentials, less v∘(Aᵀα) where the last step was over rows.
     void first_pass(bool ends_on_rows) {
         T *to_g = this->own_part();
-        std::fill(to_g, to_g + this->m, (T)0);
+        std::fill(to_g, to_g + this->cols, (T)0);
         const T *last = u(this->rows_steps - 1);
         this->blocks([&](int i0, int rows) {
             for (int i = i0; i < i0 + rows; i++) {
-                T *a = kernel(i), df = 0;
-                const T *dw = d_weights(i), by = last[i];
-                exponentiate(this->scores(i), a, this->saved(this->args.r, 1, 0, this->n)[i], this->m);
-                if (u(0)[i] == 0) std::fill(a, a + this->m, (T)0);
-                for (int j = 0; j < this->m; j++) {
-                    const T local = a[j] == 0 ? 0 : a[j] * by * this->v[j] * dw[j];
-                    df += local;
-                    to_g[j] += local;
-                }
-                this->alpha[i] = ends_on_rows ? df * by : df;
-                if (!ends_on_rows) continue;
-                this->x[(size_t)i * this->terms] = this->alpha[i];
-                left = Matrix<T>::bigger(left, std::fabs(this->alpha[i]));
-                // dg also loses v∘(Aᵀα): one more row of the same sum.
-                if (this->col_steps)
-                    for (int j = 0; j < this->m; j++) to_g[j] -= this->alpha[i] * a[j] * this->v[j];
+                this->make_row(i, kernel(i), this->saved(this->args.r, 1, 0, this->n)[i]);
+                if (u(0)[i] == 0) std::fill(kernel(i), kernel(i) + this->cols, (T)0);
+                const T df = through_weights(kernel(i), d_weights(i), last[i], to_g);
+                this->alpha[i] = ends_on_rows ? df * last[i] : df;
             }
+            if (!ends_on_rows) return;
+            put_x(0, this->alpha, i0, i0 + rows);
+            if (this->col_steps) subtract(rows, this->alpha + i0, kernel(i0), to_g);
         });
         gather<T>(this->team, this->part, this->mp, this->dg, this->m);
-        int from, to;
-        this->share_columns(from, to);
-        for (int j = from; ends_on_rows && j < to; j++) {
-            *y_term(j, 0) = j < this->m ? this->v[j] : 0;
-            right = Matrix<T>::bigger(right, *y_term(j, 0));
-        }
-        if (ends_on_rows) term = 1;
+        if (ends_on_rows) put_y(term++, this->v);
         this->team.barrier();
+    }
+    // to_g += the weights of a row times their gradient; returns the sum over the row.
+    T through_weights(const T *a, const T *dw, T by, T *to_g) const {
+        const T *v = this->v;
+        Vec<T> sum = {};
+        T rest = 0;
+        along<T>(
+            this->m,
+            [&](int j) {
+                const Vec<T> x = load(a + j), all = x * splat(by) * load(v + j) * load(dw + j);
+                const Vec<T> local = x == Vec<T>{} ? Vec<T>{} : all;
+                sum += local;
+                store(to_g + j, load(to_g + j) + local);
+            },
+            [&](int from, int count) {
+                for (int j = from; j < from + count; j++) {
+                    const T local = a[j] == 0 ? 0 : a[j] * by * v[j] * dw[j];
+                    rest += local;
+                    to_g[j] += local;
+                }
+            });
+        return total<T>(sum) + rest;
+    }
+    // to_g −= v∘(Aᵀα) over some rows.
+    void subtract(int rows, const T *alpha, const T *a, T *to_g) const {
+        const T *v = this->v;
+        constexpr int FEW = 4;
+        for (int i = 0; i < rows; i += FEW) {
+            const int some = std::min(FEW, rows - i);
+            T by[FEW] = {};
+            std::copy(alpha + i, alpha + i + some, by);
+            const T *row[FEW];
+            for (int r = 0; r < FEW; r++) row[r] = a + (size_t)(i + std::min(r, some - 1)) * this->ld;
+            along<T>(
+                this->m,
+                [&](int j) {
+                    const Vec<T> sum = (splat(by[0]) * load(row[0] + j) + splat(by[1]) * load(row[1] + j)) +
+                                       (splat(by[2]) * load(row[2] + j) + splat(by[3]) * load(row[3] + j));
+                    store(to_g + j, load(to_g + j) - load(v + j) * sum);
+                },
+                [&](int from, int count) {
+                    for (int j = from; j < from + count; j++)
+                        to_g[j] -=
+                            v[j] * ((by[0] * row[0][j] + by[1] * row[1][j]) + (by[2] * row[2][j] + by[3] * row[3][j]));
+                });
+        }
     }
     void column_step(int step) {
         const T *s = this->saved(this->args.s, this->col_steps, step, this->m), *scale = u(step);
-        const T aim = this->ratio(this->saved(this->args.s, this->col_steps, 0, this->m));
         this->put_v(this->vprev, step - 1);
         int from, to;
         this->share_columns(from, to);
-        for (int j = from; j < to; j++) {
-            const bool live = j < this->m && s[j] != 0;
-            if (live && this->relaxed) d_tau -= this->dg[j] * std::log(s[j] / this->target(j, aim));
-            const T beta = live ? this->tau * this->dg[j] / s[j] : 0, before = j < this->m ? this->vprev[j] : 0;
-            if (j < this->m) this->sum[j] = beta;
-            *y_term(j, term) = beta;
-            *y_term(j, term + 1) = before;
-            right = Matrix<T>::bigger(right, Matrix<T>::bigger(std::fabs(beta), before));
-        }
+        if (this->relaxed)
+            for (int j = from; j < to; j++)
+                if (s[j] != 0) d_tau -= this->dg[j] * std::log(s[j] / this->target(j));
+        T *beta = this->sum;
+        const T *dg = this->dg, tau = this->tau;
+        for (int j = from; j < to; j++) beta[j] = s[j] == 0 ? 0 : tau * dg[j] / s[j];
+        put_y(term, beta);
+        put_y(term + 1, this->vprev);
         this->team.share(this->n, from, to);
-        for (int i = from; i < to; i++) {
-            this->x[(size_t)i * this->terms + term] = scale[i] * this->weight(i);
-            left = Matrix<T>::bigger(left, scale[i]);
+        if (!this->args.row_weight) put_x(term, scale, from, to);
+        else {
+            for (int i = from; i < to; i++) this->x[(size_t)i * this->terms + term] = scale[i] * this->weight(i);
+            left = Matrix<T>::bigger(left, largest(scale + from, std::max(0, to - from)));
         }
         term += 2;
         this->team.barrier();
     }
     void row_step(int i0, int rows, int step, bool first) {
         T through[Matrix<T>::BLOCK];
-        dot(rows, kernel(i0), this->m, this->sum, through, this->m);
+        dot(rows, kernel(i0), this->ld, this->sum, through, this->cols);
         for (int i = 0; i < rows; i++) {
             const T by = u(step)[i0 + i],
                     df = (first ? this->alpha[i0 + i] : 0) - by * this->weight(i0 + i) * through[i];
             this->alpha[i0 + i] = df * by;
-            this->x[(size_t)(i0 + i) * this->terms + term - 1] = df * by;
-            left = Matrix<T>::bigger(left, std::fabs(df * by));
         }
+        put_x(term - 1, this->alpha, i0, i0 + rows);
     }
     void pass(int step, bool first) {
         T *to_g = this->own_part();
-        std::fill(to_g, to_g + this->m, (T)0);
+        std::fill(to_g, to_g + this->cols, (T)0);
         this->blocks([&](int i0, int rows) {
             row_step(i0, rows, step, first);
-            add(rows, this->alpha + i0, kernel(i0), this->m, to_g, this->m);
+            add(rows, this->alpha + i0, kernel(i0), this->ld, to_g, this->cols);
         });
         gather<T>(this->team, this->part, this->mp, this->sum, this->m);
         int from, to;
         this->share_columns(from, to);
-        for (int j = from; j < std::min(to, this->m); j++) this->dg[j] = -this->vprev[j] * this->sum[j];
+        for (int j = from; j < to; j++) this->dg[j] = -this->vprev[j] * this->sum[j];
         this->team.barrier();
     }
     // dC = weights∘dW − A∘(X Yᵀ).
     void last_pass(bool first) {
-        const T *last = u(this->rows_steps - 1);
+        const T *last = u(this->rows_steps - 1), *v = this->v;
         const Right<T> y{this->y, (size_t)PANEL<T> * this->terms, (size_t)PANEL<T>};
         this->blocks([&](int i0, int rows) {
             if (this->col_steps) row_step(i0, rows, 0, first);
             product<T, SET>(rows, this->mp, term, this->x + (size_t)i0 * this->terms, this->terms, 1, y, nullptr,
                             this->scratch, this->mp);
             for (int i = 0; i < rows; i++) {
-                T *a = kernel(i0 + i);
-                const T *dw = d_weights(i0 + i), *steps = this->scratch + (size_t)i * this->mp, by = last[i0 + i];
-                for (int j = 0; j < this->m; j++)
-                    a[j] = a[j] == 0 ? 0 : a[j] * by * this->v[j] * dw[j] - a[j] * steps[j];
+                const T *a = kernel(i0 + i), *dw = d_weights(i0 + i), *steps = this->scratch + (size_t)i * this->mp;
+                T *to = this->row(this->args.d_scores, i0 + i);
+                const T by = last[i0 + i];
+                along<T>(
+                    this->m,
+                    [&](int j) {
+                        const Vec<T> x = load(a + j),
+                                     all = x * splat(by) * load(v + j) * load(dw + j) - x * load(steps + j);
+                        store(to + j, x == Vec<T>{} ? Vec<T>{} : all);
+                    },
+                    [&](int from, int count) {
+                        for (int j = from; j < from + count; j++)
+                            to[j] = a[j] == 0 ? 0 : a[j] * by * v[j] * dw[j] - a[j] * steps[j];
+                    });
             }
         });
     }

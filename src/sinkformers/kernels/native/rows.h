@@ -35,9 +35,7 @@ template <class T> static T row_max(const T *x, int cols) {
     along<T>(
         cols, [&](int j) { top = larger<T>(load(x + j), top); },
         [&](int j, int count) { top = larger<T>(load_some(x + j, count, lowest), top); });
-    T best = top[0];
-    for (int l = 1; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
-    return best;
+    return most<T>(top);
 }
 // to = exp(from − shift); returns the sum.
 template <class T> static T exponentiate(const T *from, T *to, T shift, int cols) {
@@ -133,9 +131,7 @@ template <class T> struct Largest {
         mark += x - x;
     }
     T found() const {
-        T best = 0;
-        for (int l = 0; l < LANES<T>; l++) best = top[l] > best ? top[l] : best;
-        return total<T>(mark) == 0 ? best : std::numeric_limits<T>::quiet_NaN();
+        return total<T>(mark) == 0 ? most<T>(top) : std::numeric_limits<T>::quiet_NaN();
     }
 };
 // to = by · from, filled up with zeros to whole vectors.

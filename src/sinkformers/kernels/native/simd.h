@@ -40,7 +40,7 @@ template <class T> static inline Vec<T> load(const T *p) { return *(const typena
 template <class T> static inline void store(T *p, Vec<T> x) { *(typename Simd<T>::Loose *)p = x; }
 template <class T> static inline Vec<T> splat(T x) { return x - Vec<T>{}; } // x + 0 would be an addition: −0 + 0 is 0
 template <class T> static inline Vec<T> larger(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
-// Sums over the lanes, by halves: adding them one by one would cost more than a row's products.
+// Sums and maxima over the lanes, by halves: one by one they would cost more than a row's products.
 template <class T, int bytes> struct Halves {
     typedef T V __attribute__((vector_size(bytes)));
     typedef T Half __attribute__((vector_size(bytes / 2)));
@@ -50,16 +50,25 @@ template <class T, int bytes> struct Halves {
         std::memcpy(&b, (const char *)&x + sizeof a, sizeof b);
         return Halves<T, bytes / 2>::total(a + b);
     }
+    static inline T most(V x) {
+        Half a, b;
+        std::memcpy(&a, &x, sizeof a);
+        std::memcpy(&b, (const char *)&x + sizeof a, sizeof b);
+        return Halves<T, bytes / 2>::most(a > b ? a : b);
+    }
 };
 template <> struct Halves<float, 8> {
     typedef float V __attribute__((vector_size(8)));
     static inline float total(V x) { return x[0] + x[1]; }
+    static inline float most(V x) { return x[0] > x[1] ? x[0] : x[1]; }
 };
 template <> struct Halves<double, 16> {
     typedef double V __attribute__((vector_size(16)));
     static inline double total(V x) { return x[0] + x[1]; }
+    static inline double most(V x) { return x[0] > x[1] ? x[0] : x[1]; }
 };
 template <class T> static inline T total(Vec<T> x) { return Halves<T, VECTOR_BYTES>::total(x); }
+template <class T> static inline T most(Vec<T> x) { return Halves<T, VECTOR_BYTES>::most(x); } // without NaN
 
 // Lanes of a and b, counted through both, in the order of the last arguments.
 #ifdef __clang__
