@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.measurement import Measurement
 
 FOLDER = Path(__file__).parent / "records"
+Newest = dict[str, tuple["Run", list[Measurement]]]
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ def read(folder: Path = FOLDER) -> list[tuple[Run, Measurement]]:
                 run = Run(**{name: data[name] for name in Run.__dataclass_fields__})
                 records.append((run, Measurement.from_json(data)))
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{file.name}, line {number}, is no record: {error}. Mend or delete it.") from error
+                raise ValueError(f"{file.name}, line {number}, is no record: {error}. Repair or delete it.") from error
     return records
 
 
-def newest(records: Iterable[tuple[Run, Measurement]]) -> dict[str, tuple[Run, list[Measurement]]]:
+def newest(records: Iterable[tuple[Run, Measurement]]) -> Newest:
     """For each suite its newest full run, or its newest quick or partial one where it has no other."""
     by_suite: dict[str, dict[tuple[bool, str], tuple[Run, list[Measurement]]]] = {}
     for run, measurement in records:

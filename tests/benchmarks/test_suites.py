@@ -15,6 +15,7 @@ from benchmarks.settings import Settings
 from benchmarks.steps import Unavailable
 from benchmarks.suites import QUICK, SUITES, operator, scaling
 from benchmarks.suites.entries import SECONDS, SHAPES
+from benchmarks.suites.operator_entries import operator_entry
 from benchmarks.summary import spread
 from tests.benchmarks.fake import Silent
 
@@ -93,9 +94,9 @@ def test_a_size_too_large_for_the_time_is_left_out_with_its_reason():
 
 @pytest.mark.parametrize("name", list(operator.TINY_ROWS)[2:])
 def test_the_operator_is_compared_too(name):
-    got = operator._entry(name, operator.TINY_ROWS[name], (7, 4, 4), 20)
+    got = operator_entry(name, operator.TINY_ROWS[name], (7, 4, 4), 20)
     assert got.check().deviation < 1e-5
-    assert operator._entry(name, lambda x, _n: x.softmax(-1), (7, 4, 4), 20).check().deviation > 1e-2
+    assert operator_entry(name, lambda x, _n: x.softmax(-1), (7, 4, 4), 20).check().deviation > 1e-2
 
 
 def test_peak_memory_sees_what_a_step_allocates():
