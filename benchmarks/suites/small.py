@@ -23,7 +23,7 @@ def softmax(scores: Tensor, n_iters: int) -> Tensor:
     return scores.softmax(-1)
 
 
-ROWS: dict[str, Operator] = {SOFTMAX: softmax, "native": backend("native"), "torch": backend("torch")}
+ROWS: dict[str, Operator] = {SOFTMAX: softmax, "native": backend("native")}
 
 
 def run(settings: Settings, progress: Progress) -> Iterator[Measurement]:
