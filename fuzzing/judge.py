@@ -58,13 +58,12 @@ def _names(case: Case) -> list[str]:
 def _prepare(case: Case) -> None:
     """Fresh memory holds NaN, and settings are those of a new process."""
     from sinkformers.kernels import native
-    from sinkformers.kernels.native import binding
 
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     if native.missing() is None:
         native.use_instruction_set("avx512")
-        binding.WORKSPACE_BYTES = 64 * 2**20
+        native.set_workspace_limit(native.DEFAULT_WORKSPACE)
     if case.transform.startswith("compile"):
         torch._dynamo.reset()
 

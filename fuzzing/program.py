@@ -79,7 +79,7 @@ def settings(case: Case) -> list[str]:
     if backend == "native":
         lines.append(f"from sinkformers.kernels import native; native.use_instruction_set({instructions!r})")
         if case.workspace is not None:
-            lines.append(f"from sinkformers.kernels.native import binding; binding.WORKSPACE_BYTES = {case.workspace}")
+            lines.append(f"native.set_workspace_limit({case.workspace})")
     return lines
 
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         LimitInfo,
         marginal_error,
         release_workspace,
+        set_workspace_limit,
         sinkhorn,
         sinkhorn_limit,
+        workspace_limit,
     )
     from sinkformers.modules import MultiheadAttention, Sinkhorn
 
@@ -39,12 +41,14 @@ __all__ = [
     "release_workspace",
     "set_n_iters",
     "set_tau",
+    "set_workspace_limit",
     "sinkhorn",
     "sinkhorn_attention",
     "sinkhorn_limit",
     "to_sinkformer",
     "to_transformer",
     "watch_attention",
+    "workspace_limit",
 ]
 
 _PACKAGE = {
@@ -58,12 +62,14 @@ _PACKAGE = {
     "release_workspace": "core",
     "set_n_iters": "conversion",
     "set_tau": "conversion",
+    "set_workspace_limit": "core",
     "sinkhorn": "core",
     "sinkhorn_attention": "attention",
     "sinkhorn_limit": "core",
     "to_sinkformer": "conversion",
     "to_transformer": "conversion",
     "watch_attention": "conversion",
+    "workspace_limit": "core",
 }
 
 

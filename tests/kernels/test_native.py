@@ -30,7 +30,7 @@ def two_threads():
 @pytest.fixture
 def no_stored_kernel(monkeypatch):
     """No memory for a stored kernel: every pass recomputes its blocks."""
-    monkeypatch.setattr(binding, "WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(binding, "_workspace", 1)
 
 
 def tokens(*lead, n=53, m=61, d=19, e=23, dtype=torch.float64):

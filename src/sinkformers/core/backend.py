@@ -101,8 +101,46 @@ def _level_of_the_caller() -> int:
     return level
 
 
+def workspace_limit() -> int:
+    """The bytes of exponentiated scores that the compiled CPU kernels may keep; see `set_workspace_limit`.
+
+    Examples:
+        >>> import sinkformers
+        >>> sinkformers.workspace_limit() // 2**20
+        64
+    """
+    from sinkformers.kernels import native
+
+    return native.workspace_limit()
+
+
+def set_workspace_limit(size: int | None) -> None:
+    """Set how many bytes of exponentiated scores the compiled CPU kernels may keep, in all threads together.
+
+    Rows of scores beyond the limit are computed again in each pass, which saves memory and takes time: results agree up
+    to rounding. A head of n queries and m keys is stored as a whole in 4·n·m bytes (float32), so beyond n = 4096 more
+    than the default of 64 MiB makes calls faster. The limit holds for the whole process, from the next call on.
+    Vectors, and a few rows per thread, are not counted.
+
+    Args:
+        size: the limit in bytes, 0 for no stored rows, None for the default.
+
+    Examples:
+        >>> import sinkformers
+        >>> sinkformers.set_workspace_limit(2**30)
+        >>> sinkformers.workspace_limit() == 2**30
+        True
+        >>> sinkformers.set_workspace_limit(None)
+    """
+    from sinkformers.kernels import native
+
+    limit = native.DEFAULT_WORKSPACE if size is None else checks.size("set_workspace_limit", "size", size)
+    native.set_workspace_limit(limit)
+    native.release_workspace()  # what is kept may be larger
+
+
 def release_workspace() -> None:
-    """Free the memory that the compiled CPU kernels keep between calls, about 64 MiB at most.
+    """Free the memory that the compiled CPU kernels keep between calls: about `workspace_limit()` bytes at most.
 
     The next call allocates it again. Nothing happens where the kernels were not built or are running in another thread.
 

@@ -87,6 +87,15 @@ def _count(caller: str, name: str, value: Any, meaning: str, remedy: str) -> int
     return count
 
 
+def size(caller: str, name: str, value: Any) -> int:
+    """A number of bytes that a kernel can be given."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{caller}: {name} must be a whole number of bytes; got {value!r}.")
+    if not 0 <= value < 2**63:
+        raise ValueError(f"{caller}: {name} must be from 0 to 2**63 - 1 bytes; got {value!r}.")
+    return value
+
+
 def positive(caller: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{caller}: {name} must be a positive number; got {value!r}.")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sinkformers.attention import log_domain
@@ -35,19 +36,36 @@ class Native(Backend):
     def backward(
         self, call: AttentionCall, result: AttentionResult, d_output: Tensor, needed: dict[str, bool]
     ) -> dict[str, Tensor | None]:
-        from sinkformers.kernels import native
-
         if call.implicit:
             return implicit_gradients(call, d_output, needed)
         call = call.in_working_dtype()
         d_out = d_output.to(call.query.dtype)
         saved = {"out": result.out, "u": result.rows, "s": result.cols, "r": result.shift}
-        d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(
-            *_arguments(call), d_out=d_out, saved=saved, needs_bias=needed["bias"] and call.bias is not None
-        )
-        grads = Gradients(d_query, d_key, d_value, d_bias, d_tau)
+        lead, bias = call.query.shape[:-2], call.bias if needed["bias"] else None
+        bias_lead = None if bias is None else _summed_lead(bias, lead) if result.safe.all() else lead
+        grads, safe = _gradients(call, d_out, saved, bias_lead)
+        if bias_lead not in (None, lead) and not safe.all():  # one head that is not safe would spoil the sum
+            grads, safe = _gradients(call, d_out, saved, lead)
         log_domain.recompute_gradients(call, d_out, grads, safe & result.safe)
         return grads._asdict()
+
+
+def _gradients(
+    call: AttentionCall, d_out: Tensor, saved: dict[str, Tensor], bias_lead: torch.Size | None
+) -> tuple[Gradients, Tensor]:
+    from sinkformers.kernels import native
+
+    *grads, safe = native.attention_backward(*_arguments(call), d_out=d_out, saved=saved, bias_lead=bias_lead)
+    return Gradients(*grads), safe
+
+
+def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
+    """The leading axes of the bias's gradient, of size 1 where the kernels can sum: over heads, or all other axes."""
+    if not lead:
+        return lead
+    *others, heads = bias.shape[:-2]
+    whole = others if all(size == 1 for size in others) else lead[:-1]
+    return torch.Size((*whole, heads))
 
 
 def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor | None], dict[str, Any]]:

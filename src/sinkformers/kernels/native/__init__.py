@@ -1,6 +1,7 @@
 """The compiled CPU kernels."""
 
 from sinkformers.kernels.native.binding import (
+    DEFAULT_WORKSPACE,
     TINY,
     attention_backward,
     attention_fields,
@@ -10,11 +11,14 @@ from sinkformers.kernels.native.binding import (
     operator_backward,
     operator_forward,
     release_workspace,
+    set_workspace_limit,
     smallest_exponent,
     use_instruction_set,
+    workspace_limit,
 )
 
 __all__ = [
+    "DEFAULT_WORKSPACE",
     "TINY",
     "attention_backward",
     "attention_fields",
@@ -24,6 +28,8 @@ __all__ = [
     "operator_backward",
     "operator_forward",
     "release_workspace",
+    "set_workspace_limit",
     "smallest_exponent",
     "use_instruction_set",
+    "workspace_limit",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 # Raised with every change of what a field means; `library.cpp` states the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 # How the values of each kind are packed; a strided tensor is its address and its strides in elements along b, h, i, j.
 _KINDS = {"int": "q", "real": "d", "bits": "Q", "data": "P", "strided": "Pqqqq"}
@@ -78,6 +78,12 @@ class Arguments:
         if 1 in shape:
             steps = [0 if size == 1 else step for size, step in zip(shape, steps, strict=True)]
         self._values[place : place + 1 + len(steps)] = (self._address(tensor), *steps)
+
+    def write_strided(self, name: str, tensor: Tensor) -> None:
+        """Set a strided field to a contiguous output (b, h, i, j), with stride 0 along axes of size 1."""
+        assert tensor.is_contiguous(), name
+        assert not tensor.is_neg(), name
+        self.read_strided(name, tensor)
 
     def read_tokens(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to tokens (b, h, i, features), copied where their features are not adjacent."""

@@ -2,15 +2,16 @@
 // blocks that stay in cache, each pass over it serves two iterations, and the first and the last pass carry the
 // products.
 //
+// As many rows of the kernel are stored as the workspace holds; the others are computed again in each pass.
+//
 // A head belongs to a team. A team of one is a thread with a head of its own; a larger team shares the rows of one
 // head, and adds up column sums in the order of its members, so that a result depends on the size of the team and on
 // nothing else. Masked tokens are left out when the head is packed: they cost nothing and cannot
 // leak. Tokens without a mask that already lie as the products need them are read, and their gradients written,
 // where they are.
 #pragma once
-#include "arguments.h"
-#include "rows.h"
-#include "team.h"
+#include "kernels.h"
+#include "masks.h"
 
 namespace ISA {
 
@@ -18,45 +19,49 @@ template <class T> struct Head {
     const AttentionArguments &args;
     const Team team;
     const bool backward;
-    const int n, m, d, e, mp, dp, ep, rows_steps, col_steps, width, block;
-    const bool stored;
+    const Order order;
+    const int n, m, d, e, mp, dp, ep, rows_steps, col_steps, width, most_stored, most_rows;
     int64_t b, h, index;
-    int live_n, live_m, cols,
-        ld; // valid rows and columns; cols is live_m in whole vectors, ld a row of the kernel
+    bool first_of_item; // the first of the heads whose gradients of the bias are added up
+    int live_n, live_m; // valid rows and columns
+    int cols, ld;       // live_m in whole vectors, and the length of a row of the kernel
+    int block;          // rows that a pass takes at a time
+    Columns columns;    // those of the rows at hand that may not be zero
     T rho, tau;
     bool relaxed;
+    Arena arena;
+    Masks<T> masks;
+    const int32_t *const row_at, *const col_at;
     // shared by the team
-    int32_t *row_at, *col_at, *counts;
     T *packed_q, *packed_k, *kt, *packed_v, *start, *a, *vv, *part, *aside, *u, *s, *tops;
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
     const T *q, *k; // packed or not, rows dp apart
-    // a member's own
+    // a member's own: rows from `first_row` on, `stored_rows` of them stored
     T *scratch, *drop, *narrow;
+    int first_row, stored_rows;
 
     // Rows a power of two apart would share their places in the cache, and products over columns touch many rows.
     static int row_length(int cols) { return cols * sizeof(T) % 1024 ? cols : cols + LANES<T>; }
-    static int block_rows(int n, int m, bool stored) {
-        const int fit = std::min(SPAN, (int)((stored ? 512 : 1024) * 1024 / sizeof(T) / m / MR * MR));
-        return std::min(round_up(n, MR), std::max(stored ? MR : 4 * MR, fit));
+    // About what the second-level cache holds; more where the rows have to be computed again.
+    static int block_rows(int n, int m, bool all_stored) {
+        const int fit = std::min(SPAN, (int)((all_stored ? 512 : 1024) * 1024 / sizeof(T) / m / MR * MR));
+        return std::min(round_up(n, MR), std::max(all_stored ? MR : 4 * MR, fit));
     }
-    Head(const AttentionArguments &args, Team team, bool backward, bool stored, char *base)
-        : args(args), team(team), backward(backward), n((int)args.n), m((int)args.m), d((int)args.d), e((int)args.e),
-          mp(round_up(m, COLUMNS<T>)), dp(round_up(d, LANES<T>)), ep(round_up(e, LANES<T>)),
-          rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2), width(ep + (int)args.n_iters),
-          block(block_rows(n, mp, stored)), stored(stored) {
-        Arena arena{base};
-        carve(arena);
+    // `stored`: how many rows of the kernel the team may keep.
+    Head(const AttentionArguments &args, Team team, bool backward, int64_t stored, char *base)
+        : args(args), team(team), backward(backward), order(args, backward), n((int)args.n), m((int)args.m),
+          d((int)args.d), e((int)args.e), mp(round_up(m, COLUMNS<T>)), dp(round_up(d, LANES<T>)),
+          ep(round_up(e, LANES<T>)), rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2),
+          width(ep + (int)args.n_iters), most_stored((int)std::min<int64_t>(stored, n)),
+          most_rows(block_rows(n, mp, stored >= n)), arena{base}, masks(args, team, mp, arena), row_at(masks.row_at),
+          col_at(masks.col_at) {
+        carve();
     }
-    static size_t bytes(const AttentionArguments &args, int size, bool backward, bool stored) {
-        return Head(args, Team{0, size, nullptr}, backward, stored, nullptr).measured;
+    static size_t bytes(const AttentionArguments &args, int size, bool backward, int64_t stored) {
+        return Head(args, Team{0, size, nullptr}, backward, stored, nullptr).arena.used;
     }
-    size_t measured;
-
-    void carve(Arena &arena) {
+    void carve() {
         const size_t panels = (mp + PANEL<T> - 1) / PANEL<T>;
-        row_at = arena.take<int32_t>(n);
-        col_at = arena.take<int32_t>(mp);
-        counts = arena.take<int32_t>(16);
         packed_q = arena.take<T>((size_t)n * dp);
         kt = arena.take<T>(panels * PANEL<T> * d);
         packed_v = arena.take<T>((size_t)mp * ep);
@@ -77,26 +82,27 @@ template <class T> struct Head {
             dg = arena.take<T>(mp);
             vprev = arena.take<T>(mp);
         }
-        a = stored ? arena.take<T>((size_t)n * row_length(mp)) : nullptr;
-        T *own = stored ? nullptr : arena.take<T>((size_t)team.size * block * row_length(mp));
-        T *masks = args.drops ? arena.take<T>((size_t)team.size * block * row_length(mp)) : nullptr;
-        scratch = own ? own + (size_t)team.id * block * row_length(mp) : nullptr;
-        drop = masks ? masks + (size_t)team.id * block * row_length(mp) : nullptr;
+        a = arena.take<T>((size_t)most_stored * row_length(mp));
+        const size_t rows = (size_t)most_rows * row_length(mp);
+        T *own = most_stored < n ? arena.take<T>(team.size * rows) : nullptr;
+        T *factors = args.drops ? arena.take<T>(team.size * rows) : nullptr;
+        scratch = own ? own + team.id * rows : nullptr;
+        drop = factors ? factors + team.id * rows : nullptr;
         const size_t each = std::max((size_t)narrow_rows(dp) * dp, (size_t)narrow_rows(ep) * ep);
         narrow = arena.take<T>(team.size * each);
         narrow = narrow ? narrow + team.id * each : nullptr;
-        measured = arena.used;
     }
     // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all
     // rows: about 48 KiB of them, one tile at least.
     static int narrow_rows(int width) { return std::max(MR, std::min(8 * MR, 2048 / std::max(1, width) * MR)); }
-    // to[row_at[i0 + i]] = the first `count` of `width` columns of row i of c·right, times by[i] where given.
+    // to[row_at[i0 + i]] = the first `count` of `width` columns of row i of c·right, times by[i] where given; c and
+    // right are as long as the valid columns at hand.
     void product_to_rows(int i0, int rows, const T *c, Right<T> right, int width, int count, T *to,
                          const T *by = nullptr) const {
         const int most = narrow_rows(width);
         for (int i = 0; i < rows; i += most) {
             const int some = std::min(most, rows - i);
-            product<T, SET>(some, width, live_m, c + (size_t)i * ld, ld, 1, right, nullptr, narrow, width,
+            product<T, SET>(some, width, live_columns(), c + (size_t)i * ld, ld, 1, right, nullptr, narrow, width,
                             by ? by + i : nullptr);
             for (int r = 0; r < some; r++)
                 std::copy(narrow + (size_t)r * width, narrow + (size_t)r * width + count,
@@ -113,61 +119,27 @@ template <class T> struct Head {
 
     // ---- valid tokens, and the packed copies
     // ------------------------------------------------------------------------
-    bool valid(int i, int j) const {
-        if (args.entries.data && !at<const uint8_t>(args.entries)[i * args.entries.i + j * args.entries.j])
-            return false;
-        if (args.bias.data && at<const T>(args.bias)[i * args.bias.i + j * args.bias.j] <= (T)args.masked_bias)
-            return false;
-        return true;
-    }
-    void find_participants() {
-        live_n = live_m = 0;
-        const uint8_t *queries = args.queries.data ? at<const uint8_t>(args.queries) : nullptr;
-        const uint8_t *keys = args.keys.data ? at<const uint8_t>(args.keys) : nullptr;
-        for (int i = 0; i < n; i++)
-            if (!queries || queries[i * args.queries.i]) row_at[live_n++] = i;
-        for (int j = 0; j < m; j++)
-            if (!keys || keys[j * args.keys.i]) col_at[live_m++] = j;
-        if (args.entries.data || args.bias.data) {
-            int rows = 0, kept = 0;
-            uint8_t *seen = (uint8_t *)vv; // not needed yet
-            std::memset(seen, 0, live_m);
-            for (int i = 0; i < live_n; i++) {
-                bool any = false;
-                for (int j = 0; j < live_m; j++) {
-                    const bool in = valid(row_at[i], col_at[j]);
-                    any |= in;
-                    seen[j] |= in;
-                }
-                if (any) row_at[rows++] = row_at[i];
-            }
-            for (int j = 0; j < live_m; j++)
-                if (seen[j]) col_at[kept++] = col_at[j];
-            live_n = rows;
-            live_m = kept;
-        }
-        if (!live_n || !live_m) live_n = live_m = 0;
-    }
-    void enter(int64_t head) {
-        index = head;
-        b = head / args.heads;
-        h = head % args.heads;
-        if (team.id == 0) {
-            find_participants();
-            counts[0] = live_n;
-            counts[1] = live_m;
-        }
-        team.barrier();
-        live_n = counts[0];
-        live_m = counts[1];
+    void enter(int64_t item, int64_t place) {
+        index = order.head(item, place);
+        first_of_item = place == 0;
+        b = index / args.heads;
+        h = index % args.heads;
+        masks.read(b, h);
+        live_n = masks.live_n;
+        live_m = masks.live_m;
         cols = round_up(live_m, COLUMNS<T>);
         ld = row_length(cols);
+        block = masks.windowed ? std::min(most_rows, masks.WINDOW_ROWS) : most_rows;
+        int begin, end;
+        team.share(live_n, begin, end);
+        first_row = begin;
+        stored_rows = most_stored >= n ? end - begin : most_stored / team.size / block * block;
         rho = live_m ? (T)live_n / (T)live_m : 1;
         relaxed = args.tau.data != nullptr;
         tau = relaxed ? *at<const T>(args.tau) : 1;
         // The scale goes into the transposed keys, and in backward into Y; only a gradient of the bias needs it
         // elsewhere.
-        const bool apart = backward && args.d_bias;
+        const bool apart = backward && args.d_bias.data;
         const T scale = apart ? (T)args.scale : 1;
         int from, to;
         team.share(live_n, from, to);
@@ -207,34 +179,39 @@ template <class T> struct Head {
 
     // ---- the kernel
     // ---------------------------------------------------------------------------------------------------
-    T *rows_of_kernel(int i0) const { return stored ? a + (size_t)i0 * ld : scratch; }
+    bool is_stored(int i0) const { return i0 - first_row < stored_rows; }
+    // The rows from i0 on, in the columns at hand.
+    T *rows_of_kernel(int i0) const {
+        if (!is_stored(i0)) return scratch + columns.from;
+        const size_t at = most_stored >= n ? i0 : (size_t)team.id * (most_stored / team.size) + i0 - first_row;
+        return a + at * ld + columns.from;
+    }
+    int live_columns() const { return std::min(columns.to, live_m) - columns.from; }
+    // The columns at hand of a right-hand side that is packed in panels.
+    Right<T> packed_at(const T *base, int depth) const { return packed(base + (size_t)columns.from * depth, depth); }
     void scores(int i0, int rows) {
         T *c = rows_of_kernel(i0);
-        product<T, SET>(rows, cols, d, q + (size_t)i0 * dp, dp, 1, packed(kt, d), start, c, ld);
-        if (!args.entries.data && !args.bias.data) return;
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < live_m; j++) {
-                const int at_row = row_at[i0 + i], at_col = col_at[j];
-                T &score = c[(size_t)i * ld + j];
-                if (!valid(at_row, at_col)) score = -std::numeric_limits<T>::infinity();
-                else if (args.bias.data) score += at<const T>(args.bias)[at_row * args.bias.i + at_col * args.bias.j];
-            }
+        product<T, SET>(rows, columns.count(), d, q + (size_t)i0 * dp, dp, 1, packed_at(kt, d), start + columns.from, c,
+                        ld);
+        if (masks.masked || masks.bias)
+            for (int i = 0; i < rows; i++) masks.admit(i0 + i, c + (size_t)i * ld, columns);
     }
     // Scores and exponentials with known maxima: the kernel a second time.
     void again(int i0, int rows) {
         scores(i0, rows);
         for (int i = 0; i < rows; i++)
             exponentiate(rows_of_kernel(i0) + (size_t)i * ld, rows_of_kernel(i0) + (size_t)i * ld,
-                         ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], cols);
+                         ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], columns.count());
     }
-    template <class F> void blocks(bool back, F &&f) const {
+    template <class F> void blocks(bool back, F &&f) {
         int from, to;
         team.share(live_n, from, to);
         const int count = (to - from + block - 1) / block;
         Aside<T> sums(own_part(), aside + (size_t)team.id * mp, cols, to - from);
         for (int p = 0; p < count; p++) { // to and fro: the end of one pass is still in cache for the next
-            const int i0 = from + (back ? count - 1 - p : p) * block;
-            f(i0, std::min(block, to - i0));
+            const int i0 = from + (back ? count - 1 - p : p) * block, rows = std::min(block, to - i0);
+            columns = masks.windowed ? masks.columns(i0, rows, live_m) : Columns{0, cols};
+            f(i0, rows);
             sums.added(block);
         }
         sums.finish();
@@ -264,14 +241,16 @@ template <class T> struct Head {
     }
     void drop_rows(int i0, int rows) const {
         const Dropout dropout(args.seed, index, args.dropout_p);
-        for (int i = 0; i < rows; i++) dropout.row<T>(row_at[i0 + i], col_at, live_m, cols, drop + (size_t)i * ld);
+        for (int i = 0; i < rows; i++)
+            dropout.row<T>(row_at[i0 + i], col_at + columns.from, live_columns(), columns.count(),
+                           drop + (size_t)i * ld);
     }
     // The kernel's rows under dropout, where products with the values need them.
     const T *dropped(int i0, int rows) const {
         const T *c = rows_of_kernel(i0);
         if (!args.drops) return c;
         drop_rows(i0, rows);
-        for (int i = 0; i < rows; i++) multiply(drop + (size_t)i * ld, c + (size_t)i * ld, cols);
+        for (int i = 0; i < rows; i++) multiply(drop + (size_t)i * ld, c + (size_t)i * ld, columns.count());
         return drop;
     }
 };

@@ -11,16 +11,17 @@ template <class T> struct Backward : Head<T> {
     T left, right; // the largest entries of X, and of Y before the gain
     int term;      // columns of X and Y filled so far
 
-    void run(int64_t head) {
-        this->enter(head);
+    void run(int64_t item, int64_t place) {
+        this->enter(item, place);
         const auto &args = this->args;
         if (this->team.id == 0 && (this->live_n < this->n || this->live_m < this->m)) clear();
+        if (this->team.id == 0 && this->first_of_item && !bias_in_whole()) clear_bias();
         this->team.barrier();
         if (!this->live_n) return;
         const bool ends_on_rows = args.n_iters % 2;
         const int last_col = this->col_steps - 1;
         d_tau = 0;
-        gain = args.d_bias ? 1 : (T)args.scale;
+        gain = args.d_bias.data ? 1 : (T)args.scale;
         left = right = 0;
         term = this->ep;
         begin(ends_on_rows);
@@ -35,13 +36,23 @@ template <class T> struct Backward : Head<T> {
     }
     void clear() {
         const auto &args = this->args;
-        const size_t sizes[] = {(size_t)(args.n * args.d), (size_t)(args.m * args.d), (size_t)(args.m * args.e),
-                                (size_t)(args.d_bias ? args.n * args.m : 0)};
-        void *const bases[] = {args.d_query, args.d_key, args.d_value, args.d_bias};
-        for (int t = 0; t < 4; t++) this->zero(bases[t], this->index * sizes[t], sizes[t]);
+        const size_t sizes[] = {(size_t)(args.n * args.d), (size_t)(args.m * args.d), (size_t)(args.m * args.e)};
+        void *const bases[] = {args.d_query, args.d_key, args.d_value};
+        for (int t = 0; t < 3; t++) this->zero(bases[t], this->index * sizes[t], sizes[t]);
         ((T *)args.d_tau)[this->index] = 0;
         args.safe[this->index] = 1;
     }
+    // Whether the gradient of the bias is written, and not added to zeros: by the first head of an item, if all entries
+    // are valid.
+    bool bias_in_whole() const {
+        return !this->args.d_bias.data ||
+               (this->all_rows() && this->all_cols() && !this->masks.windowed && this->first_of_item);
+    }
+    T *bias_row(int i) const {
+        const Strided &t = this->args.d_bias;
+        return (T *)t.data + this->b * t.b + this->h * t.h + (size_t)i * this->m;
+    }
+    void clear_bias() { std::fill_n(bias_row(0), (size_t)this->n * this->m, (T)0); }
     T *x_row(int i) const { return this->x + (size_t)i * this->width; }
     // One column of X and of Y, over a member's share.
     void put_x(int t, T sign, const T *values, int from, int to) {
@@ -110,7 +121,8 @@ template <class T> struct Backward : Head<T> {
             this->again(i0, rows);
             sum_over_rows(fresh, rows, this->dropped(i0, rows), x_row(i0), this->width, z, this->ep);
             if (ends_on_rows && this->col_steps)
-                add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum, this->cols);
+                add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum + this->columns.from,
+                    this->columns.count());
         });
         if (fresh) std::fill(z, z + (size_t)this->live_m * this->ep, (T)0);
         gather<T>(this->team, this->part, this->mp, this->s, this->cols);
@@ -128,10 +140,16 @@ template <class T> struct Backward : Head<T> {
     T *where_keys() const {
         return keys_in_place() ? d_key() : this->grad + (size_t)this->team.id * this->mp * this->dp;
     }
-    // to (+)= cᵀ b over some rows.
+    // to (+)= cᵀ b over some rows, in the columns at hand of c.
     void sum_over_rows(bool &fresh, int rows, const T *c, const T *b, int ld, T *to, int width) {
-        if (fresh) product<T, SET>(this->live_m, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, to, width);
-        else product<T, ADD>(this->live_m, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, to, width);
+        if (fresh && this->masks.windowed) {
+            std::fill(to, to + (size_t)this->live_m * width, (T)0);
+            fresh = false;
+        }
+        T *at = to + (size_t)this->columns.from * width;
+        const int count = this->live_columns();
+        if (fresh) product<T, SET>(count, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, at, width);
+        else product<T, ADD>(count, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, at, width);
         fresh = false;
     }
     // dV, the adjoint of the column potentials, and Y's first columns.
@@ -199,7 +217,7 @@ template <class T> struct Backward : Head<T> {
         T through[Head<T>::FEW];
         for (int i = 0; i < rows; i += this->FEW) {
             const int some = std::min<int>(this->FEW, rows - i);
-            dot(some, c + (size_t)i * this->ld, this->ld, this->s, through, this->cols);
+            dot(some, c + (size_t)i * this->ld, this->ld, this->s + this->columns.from, through, this->columns.count());
             for (int r = 0; r < some; r++) {
                 const int row = i0 + i + r;
                 const T df = (first ? this->alpha[row] : 0) - this->u[row] * through[r];
@@ -212,12 +230,13 @@ template <class T> struct Backward : Head<T> {
         T *sum = this->own_part();
         std::fill(sum, sum + this->cols, (T)0);
         this->blocks(step & 1, [&](int i0, int rows) {
-            if (!this->stored) this->again(i0, rows);
+            if (!this->is_stored(i0)) this->again(i0, rows);
             const T *c = this->rows_of_kernel(i0);
             for (int i = 0; i < rows; i += this->FEW) {
                 const int some = std::min<int>(this->FEW, rows - i);
                 row_step(i0 + i, some, c + (size_t)i * this->ld, first);
-                add(some, this->alpha + i0 + i, c + (size_t)i * this->ld, this->ld, sum, this->cols);
+                add(some, this->alpha + i0 + i, c + (size_t)i * this->ld, this->ld, sum + this->columns.from,
+                    this->columns.count());
             }
         });
         this->team.barrier();
@@ -234,19 +253,20 @@ template <class T> struct Backward : Head<T> {
         T *sum = this->own_part(), *grad = where_keys();
         std::fill(sum, sum + this->cols, (T)0);
         bool fresh = true;
-        const Right<T> y = this->packed(this->y, this->width);
         this->blocks(this->col_steps & 1, [&](int i0, int rows) {
-            if (!this->stored) this->again(i0, rows);
+            const Right<T> y = this->packed_at(this->y, this->width);
+            if (!this->is_stored(i0)) this->again(i0, rows);
             T *c = this->rows_of_kernel(i0);
             if (this->col_steps) row_step(i0, rows, c, first);
             if (!args.drops)
-                product<T, TIMES>(rows, this->cols, term, x_row(i0), this->width, 1, y, nullptr, c, this->ld);
+                product<T, TIMES>(rows, this->columns.count(), term, x_row(i0), this->width, 1, y, nullptr, c,
+                                  this->ld);
             else gradient_under_dropout(i0, rows, c, y);
             for (int i = 0; args.l2 && i < rows; i++) {
                 const T one = 1;
-                add(1, &one, c + (size_t)i * this->ld, this->ld, sum, this->cols);
+                add(1, &one, c + (size_t)i * this->ld, this->ld, sum + this->columns.from, this->columns.count());
             }
-            if (args.d_bias) put_bias(i0, rows, c);
+            if (args.d_bias.data) put_bias(i0, rows, c);
             queries(i0, rows, c);
             sum_over_rows(fresh, rows, c, this->q + (size_t)i0 * this->dp, this->dp, grad, this->dp);
         });
@@ -259,24 +279,31 @@ template <class T> struct Backward : Head<T> {
     void gradient_under_dropout(int i0, int rows, T *c, Right<T> y) {
         const int steps = term - this->ep;
         this->drop_rows(i0, rows);
-        product<T, TIMES>(rows, this->cols, this->ep, x_row(i0), this->width, 1, y, nullptr, this->drop, this->ld);
+        product<T, TIMES>(rows, this->columns.count(), this->ep, x_row(i0), this->width, 1, y, nullptr, this->drop,
+                          this->ld);
         const Right<T> rest{y.base + (size_t)this->ep * PANEL<T>, y.stride, y.ld};
-        product<T, ADD>(rows, this->cols, steps, x_row(i0) + this->ep, this->width, 1, rest, nullptr, this->drop,
-                        this->ld);
+        product<T, ADD>(rows, this->columns.count(), steps, x_row(i0) + this->ep, this->width, 1, rest, nullptr,
+                        this->drop, this->ld);
         for (int i = 0; i < rows; i++)
-            multiply(c + (size_t)i * this->ld, this->drop + (size_t)i * this->ld, this->cols);
+            multiply(c + (size_t)i * this->ld, this->drop + (size_t)i * this->ld, this->columns.count());
     }
     void put_bias(int i0, int rows, const T *c) const {
-        T *d_bias = (T *)this->args.d_bias + (size_t)this->index * this->n * this->m;
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < this->live_m; j++)
-                d_bias[(size_t)this->row_at[i0 + i] * this->m + this->col_at[j]] = c[(size_t)i * this->ld + j];
+        const bool whole = bias_in_whole();
+        const int from = this->columns.from, count = this->live_columns();
+        for (int i = 0; i < rows; i++, c += this->ld) {
+            T *to = bias_row(this->row_at[i0 + i]);
+            if (whole) std::copy(c, c + count, to);
+            else if (this->masks.prefix)
+                for (int j = 0; j < count; j++) to[from + j] += c[j];
+            else
+                for (int j = 0; j < count; j++) to[this->col_at[from + j]] += c[j];
+        }
     }
     void queries(int i0, int rows, const T *c) const {
         T *d_query = (T *)this->args.d_query + (size_t)this->index * this->n * this->d;
-        const Right<T> keys = this->plain(this->k, this->dp);
+        const Right<T> keys = this->plain(this->k + (size_t)this->columns.from * this->dp, this->dp);
         if (this->all_rows() && this->d == this->dp)
-            return product<T, SET>(rows, this->dp, this->live_m, c, this->ld, 1, keys, nullptr,
+            return product<T, SET>(rows, this->dp, this->live_columns(), c, this->ld, 1, keys, nullptr,
                                    d_query + (size_t)i0 * this->d, this->d);
         this->product_to_rows(i0, rows, c, keys, this->dp, this->d, d_query);
     }

@@ -8,8 +8,8 @@ template <class T> struct Forward : Head<T> {
     using Head<T>::Head;
     const T *values; // as the output needs them, rows ep apart
 
-    void run(int64_t head) {
-        this->enter(head);
+    void run(int64_t item, int64_t place) {
+        this->enter(item, place);
         if (this->team.id == 0 && (this->live_n < this->n || this->live_m < this->m)) clear();
         this->team.barrier();
         if (!this->live_n) return;
@@ -73,13 +73,13 @@ template <class T> struct Forward : Head<T> {
             T *c = this->rows_of_kernel(i0);
             for (int i = 0; i < rows; i++) {
                 T *row = c + (size_t)i * this->ld;
-                const T top = row_max(row, this->cols);
+                const T top = row_max(row, this->columns.count());
                 this->saved(this->args.r, 1, 0, this->n)[this->row_at[i0 + i]] = top;
-                this->u[i0 + i] = 1 / exponentiate(row, row, top, this->cols);
+                this->u[i0 + i] = 1 / exponentiate(row, row, top, this->columns.count());
             }
             keep_u(0, i0, rows);
             if (only) output(i0, rows);
-            else add(rows, this->u + i0, c, this->ld, sum, this->cols);
+            else add(rows, this->u + i0, c, this->ld, sum + this->columns.from, this->columns.count());
         });
         note_rows(0);
         if (!only) gather<T>(this->team, this->part, this->mp, this->s, this->cols);
@@ -124,14 +124,15 @@ template <class T> struct Forward : Head<T> {
         T *sum = this->own_part();
         std::fill(sum, sum + this->cols, (T)0);
         this->blocks(step & 1, [&](int i0, int rows) {
-            if (!this->stored) this->again(i0, rows);
+            if (!this->is_stored(i0)) this->again(i0, rows);
             const T *c = this->rows_of_kernel(i0);
+            const int from = this->columns.from, count = this->columns.count();
             if (row_step) {
                 for (int i = 0; i < rows; i += this->FEW) {
                     const int some = std::min<int>(this->FEW, rows - i);
-                    dot(some, c + (size_t)i * this->ld, this->ld, this->vv, this->u + i0 + i, this->cols);
+                    dot(some, c + (size_t)i * this->ld, this->ld, this->vv + from, this->u + i0 + i, count);
                     for (int r = i0 + i; r < i0 + i + some; r++) this->u[r] = 1 / this->u[r];
-                    if (!last) add(some, this->u + i0 + i, c + (size_t)i * this->ld, this->ld, sum, this->cols);
+                    if (!last) add(some, this->u + i0 + i, c + (size_t)i * this->ld, this->ld, sum + from, count);
                 }
                 keep_u(step, i0, rows);
             }
@@ -144,9 +145,9 @@ template <class T> struct Forward : Head<T> {
     void output(int i0, int rows) {
         const T *c = this->dropped(i0, rows), *u = this->u + i0;
         T *out = (T *)this->args.out + (size_t)this->index * this->n * this->e;
-        const Right<T> values = this->plain(this->values, this->ep);
+        const Right<T> values = this->plain(this->values + (size_t)this->columns.from * this->ep, this->ep);
         if (this->all_rows() && this->e == this->ep)
-            return product<T, SET>(rows, this->ep, this->live_m, c, this->ld, 1, values, nullptr,
+            return product<T, SET>(rows, this->ep, this->live_columns(), c, this->ld, 1, values, nullptr,
                                    out + (size_t)i0 * this->e, this->e, u);
         this->product_to_rows(i0, rows, c, values, this->ep, this->e, out, u);
     }

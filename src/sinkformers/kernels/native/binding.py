@@ -14,8 +14,9 @@ from torch import Tensor
 
 from sinkformers.kernels.native.arguments import Arguments, Layout, stated_layouts
 
-# What the kernels may keep as exponentiated scores, in all threads together; beyond it each pass recomputes them.
-WORKSPACE_BYTES = 64 * 2**20
+# What the kernels may keep as exponentiated scores, in all threads together; other rows are recomputed in each pass.
+DEFAULT_WORKSPACE = 64 * 2**20
+_workspace = DEFAULT_WORKSPACE
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
@@ -78,6 +79,17 @@ def use_instruction_set(name: str) -> str:
     return INSTRUCTION_SETS[_loaded().library.sinkformers_set_level(INSTRUCTION_SETS.index(name))]
 
 
+def workspace_limit() -> int:
+    """How many bytes of exponentiated scores the kernels may keep."""
+    return _workspace
+
+
+def set_workspace_limit(size: int) -> None:
+    """Set `workspace_limit`, for all threads."""
+    global _workspace
+    _workspace = size
+
+
 def release_workspace() -> None:
     """Free the memory that the kernels keep between calls."""
     if missing() is None:
@@ -92,6 +104,11 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
     if len(lead) > 2:
         return tensor.expand(*lead, *rest).reshape(lead[:-1].numel(), lead[-1], *rest)
     return tensor.reshape(*tensor.shape[: len(lead)], *(1,) * (2 - len(lead)), *rest)
+
+
+def _batch_and_heads(lead: torch.Size) -> tuple[int, int]:
+    """The sizes of `_lead_of_two`."""
+    return (lead[:-1].numel(), lead[-1]) if len(lead) > 1 else (lead.numel(), 1)
 
 
 def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]) -> Arguments:
@@ -110,13 +127,13 @@ def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]
     batch, heads = lead if len(lead) == 2 else _lead_of_two(query, lead).shape[:2]
     args.set(
         batch=batch, heads=heads, n=query.shape[-2], m=key.shape[-2], d=query.shape[-1], e=value.shape[-1],
-        threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES,
+        threads=torch.get_num_threads(), workspace=_workspace,
     )  # fmt: skip
     return args
 
 
 def _call(name: str, args: Arguments, dtype: torch.dtype) -> None:
-    if _loaded().functions[name](args.packed(), dtype == torch.float64):
+    if _loaded().functions[name](args.packed(), dtype == torch.float64) == 1:
         raise MemoryError("sinkformers: the native kernels could not get their workspace.")
 
 
@@ -146,22 +163,25 @@ def attention_backward(
     *,
     d_out: Tensor,
     saved: Mapping[str, Tensor],
-    needs_bias: bool,
+    bias_lead: torch.Size | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of query, key, value, of the bias (…, n, m) if needed and of tau (…), and safe (…).
+    """Gradients of query, key, value, of the bias and of tau (…), and safe (…).
 
-    `saved` is what the forward pass returned, without `safe`: out, u, s, r.
+    `saved` is what the forward pass returned, without `safe`: out, u, s, r. The gradient of the bias is (*bias_lead, n,
+    m), None for None. It is summed over the leading axes of size 1 in `bias_lead`, and of use only if all are safe.
     """
     query, key, value = _tokens(tensors)
     lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
     d_query, d_key, d_value = (x.new_empty(x.shape) for x in (query, key, value))
-    d_bias = query.new_empty((*lead, n, m)) if needs_bias else None
+    d_bias = None if bias_lead is None else query.new_empty((*bias_lead, n, m))
     d_tau, safe = query.new_empty(lead), query.new_empty(lead, dtype=torch.bool)
     if safe.numel():
         args = _attention(tensors, settings)
         args.read_tokens("d_out", _lead_of_two(d_out, lead))
         args.read(**saved)
-        args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_tau=d_tau, safe=safe)
+        args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_tau=d_tau, safe=safe)
+        if d_bias is not None:
+            args.write_strided("d_bias", d_bias.view(*_batch_and_heads(d_bias.shape[:-2]), n, m))
         _call("attention_backward", args, query.dtype)
     return d_query, d_key, d_value, d_bias, d_tau, safe
 

@@ -6,18 +6,18 @@
 #include "tiny.h"
 
 namespace ISA {
-template <class T> static size_t attention_bytes(const AttentionArguments &args, int size, bool backward, bool stored) {
+template <class T>
+static size_t attention_bytes(const AttentionArguments &args, int size, bool backward, int64_t stored) {
     return Head<T>::bytes(args, size, backward, stored);
 }
 template <class T> static void attention_heads(const AttentionArguments &args, const Share &share) {
     const Team team{share.id, share.size, share.wait};
-    if (share.backward) {
-        Backward<T> head(args, team, true, share.stored, share.workspace);
-        for (int64_t at; (at = share.next(share.queue)) >= 0;) head.run(at);
-    } else {
-        Forward<T> head(args, team, false, share.stored, share.workspace);
-        for (int64_t at; (at = share.next(share.queue)) >= 0;) head.run(at);
-    }
+    const auto every_head = [&](auto &&head) {
+        for (int64_t item; (item = share.next(share.queue)) >= 0;)
+            for (int64_t place = 0; place < head.order.each(); place++) head.run(item, place);
+    };
+    if (share.backward) every_head(Backward<T>(args, team, true, share.stored, share.workspace));
+    else every_head(Forward<T>(args, team, false, share.stored, share.workspace));
 }
 template <class T> static size_t operator_bytes(const OperatorArguments &args, int size, bool backward) {
     return Matrix<T>::bytes(args, size, backward);

@@ -6,18 +6,41 @@
 // A member's part in a call: who it is, its team's workspace, and where the next head comes from.
 struct Share {
     int id, size;
-    bool backward, stored;
+    bool backward;
+    int64_t stored; // rows of a head's kernel that the team may keep
     char *workspace;
     void (*wait)();
     int64_t (*next)(void *queue);
     void *queue;
+};
+// The order in which heads are computed. Heads whose gradients of the bias are added up belong to one item, which one
+// team computes; heads that share a mask follow each other.
+struct Order {
+    int64_t batch, heads;
+    bool over_batch, over_heads; // the gradient of the bias is a sum over these
+    bool by_head;                // the samples of the first head first
+    Order(const AttentionArguments &args, bool backward) : batch(args.batch), heads(args.heads) {
+        const bool summed = backward && args.d_bias.data;
+        over_batch = summed && !args.d_bias.b;
+        over_heads = summed && !args.d_bias.h;
+        by_head = repeats(args.bias) || repeats(args.entries);
+    }
+    static bool repeats(const Strided &t) { return t.data && !t.b && t.h; }
+    int64_t items() const { return (over_batch ? 1 : batch) * (over_heads ? 1 : heads); }
+    int64_t each() const { return batch * heads / items(); }
+    int64_t head(int64_t item, int64_t place) const {
+        if (over_batch && !over_heads) return place * heads + item;
+        if (over_heads && !over_batch) return item * heads + place;
+        const int64_t at = item + place; // one of them is zero
+        return by_head ? at % batch * heads + at / batch : at;
+    }
 };
 // Tiny matrices are distributed so many at a time.
 constexpr int TINY_PORTION = 512;
 
 struct Kernels { // [0] float, [1] double
     double smallest_exponent[2];
-    size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, bool stored);
+    size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, int64_t stored);
     void (*attention_heads[2])(const AttentionArguments &, const Share &);
     size_t (*operator_bytes[2])(const OperatorArguments &, int size, bool backward);
     void (*operator_matrices[2])(const OperatorArguments &, const Share &);

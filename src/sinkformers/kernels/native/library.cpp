@@ -123,14 +123,15 @@ int team_size(int64_t wanted) {
 struct Plan {
     int64_t items, alone; // the first `alone` of the items are distributed
     size_t alone_bytes, team_bytes;
-    bool backward, alone_stored, team_stored;
+    bool backward;
+    int64_t alone_stored, team_stored; // rows of a matrix to keep
     int threads;
 };
 template <class Arguments>
 int deal(const Plan &plan, const Arguments &args, void (*work)(const Arguments &, const Share &)) {
     Workspace workspace(
         std::max(plan.alone ? plan.alone_bytes * plan.threads : 0, plan.alone < plan.items ? plan.team_bytes : 0));
-    if (!workspace.base) return 1;
+    if (!workspace.base) return 1; // NO_MEMORY
     Counter counter{{0}, plan.alone};
 #pragma omp parallel num_threads(plan.threads) if (plan.threads > 1)
     {
@@ -146,33 +147,42 @@ int deal(const Plan &plan, const Arguments &args, void (*work)(const Arguments &
     }
     return 0;
 }
+// What a call returns.
+enum Outcome { ALL_SAFE, NO_MEMORY, SOME_UNSAFE };
+int outcome(const uint8_t *safe, int64_t count) {
+    return std::find(safe, safe + count, 0) == safe + count ? ALL_SAFE : SOME_UNSAFE;
+}
 int64_t whole_rounds(int64_t items, int threads) { return threads == 1 ? items : items / threads * threads; }
 
 int attention(const AttentionArguments &args, bool is_double, bool backward) {
     const Kernels &use = chosen();
     const int threads = team_size(args.threads);
-    const int64_t heads = args.batch * args.heads;
-    const size_t matrix = (size_t)args.n * args.m * (is_double ? 8 : 4), room = (size_t)args.workspace;
-    const bool team_stored = matrix <= room;
-    const int64_t alone = matrix * threads <= room ? whole_rounds(heads, threads) : 0;
+    const int64_t items = Order(args, backward).items();
+    const size_t row = (size_t)args.m * (is_double ? 8 : 4), matrix = args.n * row, room = (size_t)args.workspace;
+    const int64_t alone = matrix * threads <= room ? whole_rounds(items, threads) : 0;
+    const int64_t stored = std::min<int64_t>(args.n, room / row);
     const auto bytes = use.attention_bytes[is_double];
-    return deal({heads, alone, bytes(args, 1, backward, true), bytes(args, threads, backward, team_stored), backward,
-                 true, team_stored, threads},
-                args, use.attention_heads[is_double]);
+    const int failed = deal({items, alone, bytes(args, 1, backward, args.n), bytes(args, threads, backward, stored),
+                             backward, args.n, stored, threads},
+                            args, use.attention_heads[is_double]);
+    return failed ? failed : outcome(args.safe, args.batch * args.heads);
 }
 int normalize(const OperatorArguments &args, bool is_double, bool backward) {
     const Kernels &use = chosen();
     const int threads = team_size(args.threads);
     const auto bytes = use.operator_bytes[is_double];
-    return deal({args.batch, whole_rounds(args.batch, threads), bytes(args, 1, backward),
-                 bytes(args, threads, backward), backward, true, true, threads},
-                args, use.operator_matrices[is_double]);
+    const int failed = deal({args.batch, whole_rounds(args.batch, threads), bytes(args, 1, backward),
+                             bytes(args, threads, backward), backward, 0, 0, threads},
+                            args, use.operator_matrices[is_double]);
+    return failed ? failed : outcome(args.safe, args.batch);
 }
 int normalize_tiny(const OperatorArguments &args, bool is_double, bool backward) {
     const Kernels &use = chosen();
     const int64_t portions = (args.batch + TINY_PORTION - 1) / TINY_PORTION;
-    return deal({portions, portions, use.tiny_bytes[is_double](args), 0, backward, true, true, team_size(args.threads)},
-                args, use.tiny_matrices[is_double]);
+    const int failed =
+        deal({portions, portions, use.tiny_bytes[is_double](args), 0, backward, 0, 0, team_size(args.threads)}, args,
+             use.tiny_matrices[is_double]);
+    return failed ? failed : outcome(args.safe, args.batch);
 }
 } // namespace
 
@@ -197,7 +207,7 @@ EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_doubl
 }
 // What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning,
 // the fields of the structures with their kinds, their sizes, and the constants that are compiled in.
-EXPORT int sinkformers_interface() { return 3; }
+EXPORT int sinkformers_interface() { return 4; }
 #define STATE_INT(name) "int " #name "\n"
 #define STATE_REAL(name) "real " #name "\n"
 #define STATE_BITS(name) "bits " #name "\n"

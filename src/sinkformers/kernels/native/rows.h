@@ -13,6 +13,14 @@ template <class T> static inline Vec<T> load_some(const T *p, int count, T fill)
 template <class T> static inline void store_some(T *p, Vec<T> x, int count) {
     for (int l = 0; l < count; l++) p[l] = x[l];
 }
+// All bits set in the lanes whose byte is not zero; only `count` bytes are read.
+template <class T> static inline typename Simd<T>::I nonzero(const uint8_t *p, int count) {
+    typename Simd<T>::Bytes x = {};
+    if (count == LANES<T>) std::memcpy(&x, p, sizeof x);
+    else
+        for (int l = 0; l < count; l++) x[l] = p[l];
+    return __builtin_convertvector(x, typename Simd<T>::I) != 0;
+}
 // Calls f(j) for whole vectors, then rest(j, count) for what is left of a row.
 template <class T, class F, class G> static inline void along(int cols, F &&f, G &&rest) {
     int j = 0;

@@ -19,12 +19,14 @@ template <> struct Simd<float> {
     typedef float Loose __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef int32_t I __attribute__((vector_size(VECTOR_BYTES)));
     typedef uint32_t U __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES / 4)));
 };
 template <> struct Simd<double> {
     typedef double V __attribute__((vector_size(VECTOR_BYTES)));
     typedef double Loose __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     typedef int64_t I __attribute__((vector_size(VECTOR_BYTES)));
     typedef uint64_t U __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES / 8)));
 };
 template <class T> using Vec = typename Simd<T>::V;
 template <class T> constexpr int LANES = VECTOR_BYTES / sizeof(T);
