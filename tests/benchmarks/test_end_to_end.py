@@ -34,7 +34,7 @@ def number_of_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("limits", "small_shapes")
+@pytest.mark.usefixtures("small_shapes")
 def test_a_run_fills_its_sections_of_the_page(tmp_path):
     folder, page = tmp_path / "records", tmp_path / "page.md"
     assert main([*SUITES, "--budget", "1e-6", "--threads", "1", "--records", str(folder)]) == 0
