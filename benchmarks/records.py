@@ -1,4 +1,4 @@
-"""Records: JSON lines, one a measurement, each with the machine, the versions and the commit it was made with."""
+"""Records: JSON lines, one per measurement, each with the machine, the versions and the commit it was made with."""
 
 import json
 import re
@@ -28,7 +28,7 @@ class Run:
 
     @property
     def full(self) -> bool:
-        """Nothing was shortened, no row left out by the one who asked."""
+        """Whether no option shortened the run or left out rows."""
         return not self.quick and self.rows is None
 
     def file(self, folder: Path) -> Path:
@@ -37,7 +37,7 @@ class Run:
 
 
 def append(run: Run, measurement: Measurement, folder: Path = FOLDER) -> None:
-    """At once, so that a run that is stopped keeps what it has."""
+    """Write a measurement at once, so that a run that is stopped keeps what it has."""
     folder.mkdir(parents=True, exist_ok=True)
     with run.file(folder).open("a", encoding="utf-8") as file:
         file.write(json.dumps(run.__dict__ | measurement.to_json(), ensure_ascii=False) + "\n")
@@ -57,7 +57,7 @@ def read(folder: Path = FOLDER) -> list[tuple[Run, Measurement]]:
 
 
 def newest(records: Iterable[tuple[Run, Measurement]]) -> Newest:
-    """For each suite its newest full run, or its newest quick or partial one where it has no other."""
+    """Return for each suite its newest full run, or its newest quick or partial one if it has no other."""
     by_suite: dict[str, dict[tuple[bool, str], tuple[Run, list[Measurement]]]] = {}
     for run, measurement in records:
         runs = by_suite.setdefault(measurement.suite, {})

@@ -39,5 +39,6 @@ def _part(m: Measurement, peaks: dict[str, float]) -> str:
     return f"{100e-9 * flops(case) / m.seconds.median / peak:.0f} %"
 
 
-def _machine(run: Run) -> tuple[object, object]:
-    return run.machine["cpu"], run.machine["threads"]
+def _machine(run: Run) -> list[object]:
+    """Return what two runs must have in common; one name may stand for processors with other instructions."""
+    return [run.machine[name] for name in ("cpu", "isa", "threads")]

@@ -8,7 +8,7 @@ from benchmarks.case import Case, Inputs, Masks
 from benchmarks.rows.row import Row, of_torch, peer, refuse_mask
 from benchmarks.steps import Step, Unavailable
 
-LARGEST = 16 * 512**2  # scores: its CPU code takes minutes a call beyond
+LARGEST = 16 * 512**2  # scores: beyond, a call of its CPU code takes minutes
 
 
 def _keops(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
@@ -28,7 +28,7 @@ def _prepare(inputs: Inputs) -> Step:
     refuse_mask(inputs.masks, "KeOps, as timed here,")
     peer("pykeops.torch", "peers-keops")
     if inputs.case.entries > LARGEST:
-        raise Unavailable("on a CPU KeOps takes too long a call beyond 16 × 512")
+        raise Unavailable("on a CPU a call of KeOps takes too long beyond 16 × 512")
     return of_torch(_keops)(inputs)
 
 
