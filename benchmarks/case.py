@@ -6,11 +6,18 @@ import torch
 from torch import Tensor
 
 LARGEST_DIRECT = 1024
+VALID, BAND = 0.7, 32  # the share of valid entries of a random window, and how far a band reaches
+BIAS, TRAINED_BIAS, RANDOM_WINDOW, BAND_WINDOW = "bias", "bias with gradient", "random window", "band window"
+MASKS = (BIAS, TRAINED_BIAS, RANDOM_WINDOW, BAND_WINDOW)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Float32 attention on (batch, heads, n, d); `padding` is the share of masked tokens, None for no mask."""
+    """Attention on (batch, heads, n, d) in `dtype`, which is the name of a torch dtype.
+
+    `padding` is the share of masked tokens, None for no mask of tokens. `mask` names a mask of the scores: a float bias
+    (1, heads, n, n), without or with a gradient of its own, or a boolean window (batch, 1, n, n).
+    """
 
     batch: int
     heads: int
@@ -20,6 +27,8 @@ class Case:
     backward: bool = True
     std: float = 1.0
     padding: float | None = None
+    mask: str = ""
+    dtype: str = "float32"
 
     @property
     def label(self) -> str:
@@ -27,43 +36,54 @@ class Case:
 
     @property
     def entries(self) -> int:
-        """How many scores there are."""
+        """The number of scores."""
         return self.batch * self.heads * self.n**2
 
 
 @dataclass(frozen=True)
+class Masks:
+    """What a call is given besides its tokens.
+
+    `tokens` (batch, n) is True at valid tokens; `scores` is the `attn_mask` of SDPA.
+    """
+
+    tokens: Tensor | None = None
+    scores: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Inputs:
-    """Tokens (batch, heads, n, d), the incoming gradient, and which tokens are real (batch, n)."""
+    """Tokens (batch, heads, n, d), the incoming gradient, and the masks."""
 
     case: Case
     query: Tensor
     key: Tensor
     value: Tensor
     grad: Tensor | None
-    real: Tensor | None
+    masks: Masks = Masks()
 
     def at(self, index: Tensor) -> "Inputs":
-        """The inputs whose token i is the token `index[i]` of these."""
+        """Return the inputs whose token i is the token `index[i]` of these; a mask of the scores cannot be repeated."""
+        if self.masks.scores is not None:
+            raise ValueError(f"Inputs.at: a mask of the scores needs n ≤ {LARGEST_DIRECT}; got n = {len(index)}.")
         query, key, value = (x[..., index, :].contiguous() for x in (self.query, self.key, self.value))
         grad = None if self.grad is None else self.grad[..., index, :].contiguous()
-        real = None if self.real is None else self.real[:, index].contiguous()
-        return Inputs(replace(self.case, n=len(index)), query, key, value, grad, real)
+        tokens = None if self.masks.tokens is None else self.masks.tokens[:, index].contiguous()
+        return Inputs(replace(self.case, n=len(index)), query, key, value, grad, Masks(tokens))
 
 
 def draw(case: Case, seed: int = 0) -> Inputs:
-    """Standard normal tokens, queries scaled so that the scores have the case's standard deviation."""
+    """Draw standard normal tokens, queries scaled so that the scores have the case's standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     shape = (case.batch, case.heads, case.n, case.d)
     query, key, value, grad = (torch.randn(shape, generator=generator) for _ in range(4))
-    real = None
-    if case.padding is not None:
-        real = torch.ones(case.batch, case.n, dtype=torch.bool)
-        real[:, round(case.n * (1 - case.padding)) :] = False
-    return Inputs(case, query * case.std, key, value, grad if case.backward else None, real)
+    query, key, value, grad = (x.to(getattr(torch, case.dtype)) for x in (query * case.std, key, value, grad))
+    masks = Masks(_token_mask(case), _score_mask(case, generator))
+    return Inputs(case, query, key, value, grad if case.backward else None, masks)
 
 
 def with_known_answer(case: Case) -> tuple[Inputs, Inputs, Tensor]:
-    """Inputs of the case, inputs small enough for the reference, and the index that leads from these to those.
+    """Return inputs of the case, inputs small enough for the reference, and the index from these to those.
 
     Tokens that occur c times each share what one of them would get: every output and every gradient of the large
     problem is that of the small one, exactly, at any number of iterations.
@@ -75,3 +95,24 @@ def with_known_answer(case: Case) -> tuple[Inputs, Inputs, Tensor]:
     shuffle = torch.randperm(case.n, generator=torch.Generator().manual_seed(1))
     index = torch.arange(small).repeat(case.n // small)[shuffle]
     return base.at(index), base, index
+
+
+def _token_mask(case: Case) -> Tensor | None:
+    if case.padding is None:
+        return None
+    valid = torch.arange(case.n) < round(case.n * (1 - case.padding))
+    return valid.expand(case.batch, -1).contiguous()
+
+
+def _score_mask(case: Case, generator: torch.Generator) -> Tensor | None:
+    if case.mask in (BIAS, TRAINED_BIAS):
+        return torch.randn(1, case.heads, case.n, case.n, generator=generator).to(getattr(torch, case.dtype))
+    if case.mask == RANDOM_WINDOW:
+        return torch.rand(case.batch, 1, case.n, case.n, generator=generator) < VALID
+    if case.mask == BAND_WINDOW:
+        position = torch.arange(case.n)
+        band = (position[:, None] - position).abs() <= BAND
+        return band.expand(case.batch, 1, -1, -1).contiguous()
+    if case.mask:
+        raise ValueError(f"Case: mask must be one of {MASKS}; got {case.mask!r}.")
+    return None

@@ -49,10 +49,10 @@ def _run(asked: argparse.Namespace, parser: argparse.ArgumentParser, arguments: 
     from benchmarks.progress import Progress
     from benchmarks.rows import ROWS
     from benchmarks.settings import Settings
-    from benchmarks.suites import QUICK, SUITES
+    from benchmarks.suites import QUICK, SUITES, small
     from benchmarks.suites.operator import TINY_ROWS
 
-    names = {*ROWS, *TINY_ROWS}
+    names = {*ROWS, *TINY_ROWS, *small.ROWS}
     suites = asked.suites or list(QUICK if asked.quick else SUITES)
     rows = None if asked.rows is None else tuple(name.strip() for name in asked.rows.split(",") if name.strip())
     if asked.list:

@@ -20,7 +20,6 @@ class Entry:
     build: Callable[[], Step]
     check: Callable[[], agreement.Checked]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    tolerance: float = agreement.TOLERANCE
     compiled: bool = False
 
     @property
@@ -58,11 +57,9 @@ def _admit(suite: str, shape: str, entry: Entry) -> tuple[Measurement, Step | No
     """A row is timed only if it can serve and agrees; otherwise it stays, with its reason."""
     blank = Measurement(suite, shape, entry.row, LEFT_OUT, **entry.settings)
     try:
-        off, seconds = entry.check()
-        if not off <= entry.tolerance:
-            reason = (
-                f"disagrees with float64 by {off:.1e} of the largest entry (at most {entry.tolerance:.0e} is let in)"
-            )
+        off, seconds, tolerance = entry.check()
+        if not off <= tolerance:
+            reason = f"disagrees with float64 by {off:.1e} of the largest entry (at most {tolerance:.0e} is let in)"
             return replace(blank, status=REFUSED, reason=reason, deviation=off), None, seconds
         return replace(blank, status=TIMED, deviation=off), entry.build(), seconds
     except (Unavailable, NotImplementedError) as refusal:

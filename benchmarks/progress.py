@@ -13,7 +13,7 @@ from benchmarks.units import duration, size
 
 
 class Progress:
-    """`say` is passing news, shown on a terminal only; `show` is a result, and stays."""
+    """`say` shows a status line, on a terminal only; `show` prints a result."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)

@@ -1,4 +1,4 @@
-"""Records: JSON lines, one a measurement, each with the machine, the versions and the commit it was made with."""
+"""Records: JSON lines, one per measurement, each with the machine, the versions and the commit it was made with."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.measurement import Measurement
 
 FOLDER = Path(__file__).parent / "records"
+Newest = dict[str, tuple["Run", list[Measurement]]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Run:
 
     @property
     def full(self) -> bool:
-        """Nothing was shortened, no row left out by the one who asked."""
+        """Whether no option shortened the run or left out rows."""
         return not self.quick and self.rows is None
 
     def file(self, folder: Path) -> Path:
@@ -36,7 +37,7 @@ class Run:
 
 
 def append(run: Run, measurement: Measurement, folder: Path = FOLDER) -> None:
-    """At once, so that a run that is stopped keeps what it has."""
+    """Write a measurement at once, so that a run that is stopped keeps what it has."""
     folder.mkdir(parents=True, exist_ok=True)
     with run.file(folder).open("a", encoding="utf-8") as file:
         file.write(json.dumps(run.__dict__ | measurement.to_json(), ensure_ascii=False) + "\n")
@@ -51,12 +52,12 @@ def read(folder: Path = FOLDER) -> list[tuple[Run, Measurement]]:
                 run = Run(**{name: data[name] for name in Run.__dataclass_fields__})
                 records.append((run, Measurement.from_json(data)))
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{file.name}, line {number}, is no record: {error}. Mend or delete it.") from error
+                raise ValueError(f"{file.name}, line {number}, is no record: {error}. Repair or delete it.") from error
     return records
 
 
-def newest(records: Iterable[tuple[Run, Measurement]]) -> dict[str, tuple[Run, list[Measurement]]]:
-    """For each suite its newest full run, or its newest quick or partial one where it has no other."""
+def newest(records: Iterable[tuple[Run, Measurement]]) -> Newest:
+    """Return for each suite its newest full run, or its newest quick or partial one if it has no other."""
     by_suite: dict[str, dict[tuple[bool, str], tuple[Run, list[Measurement]]]] = {}
     for run, measurement in records:
         runs = by_suite.setdefault(measurement.suite, {})

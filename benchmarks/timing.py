@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.steps import Step
 
-SLOW = 3.0  # seconds: a row this slow is warmed up by its check alone, and asked for two rounds at least
+SLOW = 3.0  # seconds: a row this slow is warmed up by its check alone, and has two rounds at least
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def interleave(
 ) -> dict[str, dict[int, float]]:
     """Seconds by row and round.
 
-    Every row gets the same share of the budget, so a slow one sits rounds out, evenly; `always` sits none out. `known`
+    Every row gets the same share of the budget, so a slow one skips rounds, evenly; `always` skips none. `known`
     are the seconds that a row took in a call before this one, its compilation not among them.
     """
     if not steps:
@@ -48,7 +48,7 @@ def interleave(
     try:
         for turn in range(total):
             for name, step in steps.items():
-                if takes_part(turn, wanted[name], total):
+                if is_called(turn, wanted[name], total):
                     times[name][turn] = _time(step, clock)
             on_round(turn + 1, total)
     finally:
@@ -61,7 +61,7 @@ def rounds_for(seconds: float, share: float, plan: Plan) -> int:
     return max(least, min(plan.most, math.floor(share / max(seconds, 1e-9))))
 
 
-def takes_part(turn: int, wanted: int, total: int) -> bool:
+def is_called(turn: int, wanted: int, total: int) -> bool:
     """Spreads `wanted` rounds evenly over `total`, the first among them."""
     return turn == 0 or (turn * wanted) // total > ((turn - 1) * wanted) // total
 

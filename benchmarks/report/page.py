@@ -4,16 +4,16 @@ import re
 from pathlib import Path
 
 from benchmarks.measurement import Measurement
-from benchmarks.records import Run
-from benchmarks.report import plots, tables
+from benchmarks.records import Newest
+from benchmarks.report import plots, products, tables
 from benchmarks.report.targets import targets
 
-Newest = dict[str, tuple[Run, list[Measurement]]]
 MARKED = re.compile(r"(<!-- benchmark: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PICTURES = {
     "scaling": {"time-n": "Time against n", "memory-n": "Peak memory against n"},
     "operator": {"time-iterations": "Time of `sinkhorn` against n_iters"},
 }
+TRANSPOSED = ("conversion", "bias")  # many shapes, few rows
 
 
 def fill(page: Path, newest: Newest) -> list[Path]:
@@ -37,6 +37,8 @@ def render(name: str, newest: Newest, pictures: dict[str, Path], folder: Path) -
     if name not in newest:
         return f"Not recorded yet: `python -m benchmarks {name}`."
     run, found = newest[name]
+    if name == "peak":
+        return f"{tables.provenance(run)}\n\n{products.section(newest)}"
     parts = [tables.provenance(run), *_pictures(name, pictures, folder), _table(name, found), tables.fits(found)]
     return "\n\n".join(filter(None, parts))
 
@@ -52,7 +54,7 @@ def _targets(newest: Newest) -> str:
 def _table(name: str, found: list[Measurement]) -> str:
     cells = {"memory": tables.memory_cell, "scaling": tables.scaling_cell}
     line, column = tables.label, tables.shape
-    if name == "conversion":  # many models, few rows
+    if name in TRANSPOSED:
         line, column = column, line
     return tables.grid(found, line, column, cells.get(name, tables.ratio_cell))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.measurement import FITTED, Measurement
 from benchmarks.records import Run
-from benchmarks.report.targets import Target
+from benchmarks.report.target import Target
 from benchmarks.rows import ROWS
 from benchmarks.units import duration, size
 
@@ -102,6 +102,7 @@ def _number(value: float) -> str:
 
 
 def target_table(found: Sequence[Target]) -> str:
-    met = sum(target.verdict == "met" for target in found)
+    met, unknown = (sum(target.verdict == verdict for target in found) for verdict in ("met", "not measured"))
     body = [[target.text, target.wanted, target.measured, target.verdict] for target in found]
-    return f"{met} of {len(found)} met.\n\n" + table(["target", "wanted", "measured", ""], body)
+    summary = f"{met} of {len(found)} met" + (f", {unknown} not measured" if unknown else "")
+    return f"{summary}.\n\n" + table(["target", "wanted", "measured", ""], body)

@@ -7,12 +7,12 @@ import math
 
 from torch import Tensor
 
-from benchmarks.case import Case
+from benchmarks.case import Case, Masks
 from benchmarks.rows.row import Row, of_torch, peer, refuse_mask
 
 
-def _geomloss(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-    refuse_mask(real, "GeomLoss, as timed here,")
+def _geomloss(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+    refuse_mask(masks, "GeomLoss, as timed here,")
     solver = peer("geomloss.ot", "peers-geomloss")
     scores = (query @ key.mT / math.sqrt(query.shape[-1])).flatten(0, 1)
     plan = solver.solve_batch(-scores, reg=1.0, max_iter=max(1, case.n_iters // 2)).plan

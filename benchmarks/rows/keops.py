@@ -4,14 +4,14 @@ import math
 
 from torch import Tensor
 
-from benchmarks.case import Case, Inputs
+from benchmarks.case import Case, Inputs, Masks
 from benchmarks.rows.row import Row, of_torch, peer, refuse_mask
 from benchmarks.steps import Step, Unavailable
 
-LARGEST = 16 * 512**2  # scores: its CPU code takes minutes a call beyond
+LARGEST = 16 * 512**2  # scores: beyond, a call of its CPU code takes minutes
 
 
-def _keops(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
+def _keops(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
     lazy = peer("pykeops.torch", "peers-keops").LazyTensor
     rows, columns = lazy(query.unsqueeze(-2).contiguous()), lazy(key.unsqueeze(-3).contiguous())
     scores = (rows * columns).sum(-1) * (1 / math.sqrt(query.shape[-1]))
@@ -25,10 +25,10 @@ def _keops(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor |
 
 
 def _prepare(inputs: Inputs) -> Step:
-    refuse_mask(inputs.real, "KeOps, as timed here,")
+    refuse_mask(inputs.masks, "KeOps, as timed here,")
     peer("pykeops.torch", "peers-keops")
     if inputs.case.entries > LARGEST:
-        raise Unavailable("on a CPU KeOps takes too long a call beyond 16 × 512")
+        raise Unavailable("on a CPU a call of KeOps takes too long beyond 16 × 512")
     return of_torch(_keops)(inputs)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.case import Case
+from benchmarks.case import Case, Masks
 from benchmarks.rows.row import Attention, Row, of_torch, refuse_mask
 
 
@@ -35,8 +35,8 @@ _log_domain_compiled = torch.compile(log_domain, dynamic=False, fullgraph=True)
 
 
 def _unmasked(function: Callable[[Tensor, Tensor, Tensor, int], Tensor], name: str) -> Attention:
-    def attention(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-        refuse_mask(real, name)
+    def attention(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+        refuse_mask(masks, name)
         return function(query, key, value, case.n_iters)
 
     return attention

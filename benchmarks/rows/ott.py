@@ -68,7 +68,7 @@ def _step(pairs: int, backward: bool) -> Callable[..., Any]:
 
 
 def _prepare(inputs: Inputs) -> JaxStep:
-    refuse_mask(inputs.real, "OTT-JAX, as timed here,")
+    refuse_mask(inputs.masks, "OTT-JAX, as timed here,")
     jax = peer("jax", "peers-ott")
     tensors = [inputs.query, inputs.key, inputs.value, *([] if inputs.grad is None else [inputs.grad])]
     arrays = [jax.numpy.asarray(x.numpy()) for x in tensors]

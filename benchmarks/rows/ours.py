@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from benchmarks.case import Case, Inputs
+from benchmarks.case import Case, Inputs, Masks
 from benchmarks.rows.row import Attention, Row, of_torch
 from benchmarks.steps import Step, Unavailable
 from sinkformers import sinkhorn_attention
@@ -12,21 +12,31 @@ LARGEST_REFERENCE = 1024
 
 
 def backend(name: str) -> Attention:
-    def attention(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-        return sinkhorn_attention(query, key, value, n_iters=case.n_iters, query_mask=real, key_mask=real, backend=name)
+    def attention(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+        return _attend(query, key, value, masks.scores, masks.tokens, case.n_iters, name)
 
     return attention
 
 
-def _torch_backend(query: Tensor, key: Tensor, value: Tensor, n_iters: int, real: Tensor | None) -> Tensor:
-    return sinkhorn_attention(query, key, value, n_iters=n_iters, query_mask=real, key_mask=real, backend="torch")
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scores: Tensor | None,
+    tokens: Tensor | None,
+    n_iters: int,
+    name: str,
+) -> Tensor:
+    return sinkhorn_attention(
+        query, key, value, scores, n_iters=n_iters, query_mask=tokens, key_mask=tokens, backend=name
+    )
 
 
-_torch_compiled = torch.compile(_torch_backend, dynamic=False, fullgraph=True)
+_attend_compiled = torch.compile(_attend, dynamic=False, fullgraph=True)
 
 
-def _compiled(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-    return _torch_compiled(query, key, value, case.n_iters, real)
+def _compiled(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+    return _attend_compiled(query, key, value, masks.scores, masks.tokens, case.n_iters, "torch")
 
 
 def _reference(inputs: Inputs) -> Step:

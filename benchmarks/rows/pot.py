@@ -10,12 +10,12 @@ from types import ModuleType
 
 from torch import Tensor
 
-from benchmarks.case import Case
+from benchmarks.case import Case, Masks
 from benchmarks.rows.row import Row, of_torch, peer, refuse_mask
 
 
-def _pot(case: Case, real: Tensor | None) -> ModuleType:
-    refuse_mask(real, "POT's batch")
+def _pot(case: Case, masks: Masks) -> ModuleType:
+    refuse_mask(masks, "POT's batch")
     return peer("ot.batch", "test")
 
 
@@ -28,16 +28,16 @@ def _masses(scores: Tensor) -> tuple[Tensor, Tensor]:
     return scores.new_full((batch, n), 1 / n), scores.new_full((batch, m), 1 / m)
 
 
-def _log(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-    pot, scores = _pot(case, real), _scores(query, key)
+def _log(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+    pot, scores = _pot(case, masks), _scores(query, key)
     result = pot.bregman_log_projection_batch(
         scores, *_masses(scores), max_iter=case.n_iters // 2, tol=0, grad="autodiff"
     )
     return result["log_T"].softmax(-1).view(*query.shape[:2], *scores.shape[1:]) @ value
 
 
-def _kernel(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-    pot, scores = _pot(case, real), _scores(query, key)
+def _kernel(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+    pot, scores = _pot(case, masks), _scores(query, key)
     kernel = (scores - scores.amax(-1, keepdim=True)).exp()
     result = pot.bregman_projection_batch(kernel, *_masses(scores), max_iter=case.n_iters // 2, tol=0, grad="autodiff")
     plan = result["T"]

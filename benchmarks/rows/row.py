@@ -10,11 +10,11 @@ from types import ModuleType
 
 from torch import Tensor
 
-from benchmarks.case import Case, Inputs
+from benchmarks.case import TRAINED_BIAS, Case, Inputs, Masks
 from benchmarks.steps import Step, TorchStep, Unavailable
 from benchmarks.units import size
 
-Attention = Callable[[Tensor, Tensor, Tensor, Case, "Tensor | None"], Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor, Case, Masks], Tensor]
 FLOAT32_BYTES = 4
 SHARE_OF_MEMORY = 0.7
 
@@ -47,13 +47,17 @@ class Row:
 
 
 def of_torch(attention: Attention) -> Callable[[Inputs], Step]:
-    """Steps of a function `attention(query, key, value, case, real)` of torch tensors."""
+    """Return what makes steps of a function `attention(query, key, value, case, masks)` of torch tensors."""
 
     def prepare(inputs: Inputs) -> Step:
-        case, real = inputs.case, inputs.real
-        return TorchStep(
-            lambda q, k, v: attention(q, k, v, case, real), (inputs.query, inputs.key, inputs.value), inputs.grad
-        )
+        case, masks, tokens = inputs.case, inputs.masks, (inputs.query, inputs.key, inputs.value)
+        if case.mask == TRAINED_BIAS and masks.scores is not None:
+            return TorchStep(
+                lambda q, k, v, bias: attention(q, k, v, case, Masks(masks.tokens, bias)),
+                (*tokens, masks.scores),
+                inputs.grad,
+            )
+        return TorchStep(lambda q, k, v: attention(q, k, v, case, masks), tokens, inputs.grad)
 
     return prepare
 
@@ -66,8 +70,8 @@ def peer(module: str, extra: str) -> ModuleType:
         raise Unavailable(f"{module} cannot be imported ({error}); pip install '.[{extra}]' in your clone") from None
 
 
-def refuse_mask(real: Tensor | None, name: str) -> None:
-    if real is not None:
+def refuse_mask(masks: Masks, name: str) -> None:
+    if masks.tokens is not None or masks.scores is not None:
         raise Unavailable(f"{name} has no mask")
 
 

@@ -5,17 +5,17 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.case import Case
+from benchmarks.case import Case, Masks
 from benchmarks.rows.row import Row, of_torch, refuse_mask
 
 
-def sdpa(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-    mask = None if real is None else real[:, None, None, :]
+def sdpa(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+    mask = masks.scores if masks.tokens is None else masks.tokens[:, None, None, :]
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def eager(query: Tensor, key: Tensor, value: Tensor, case: Case, real: Tensor | None) -> Tensor:
-    refuse_mask(real, "eager SoftMax, as timed here,")
+def eager(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
+    refuse_mask(masks, "eager SoftMax, as timed here,")
     return ((query @ key.mT) / math.sqrt(query.shape[-1])).softmax(-1) @ value
 
 

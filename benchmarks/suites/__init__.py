@@ -7,29 +7,41 @@ from benchmarks.progress import Progress
 from benchmarks.settings import Settings
 from benchmarks.suites import (
     attention,
+    bias,
     conversion,
+    half,
     inference,
+    long,
     masks,
     memory,
     one_head,
     operator,
+    peak,
     peers,
     scaling,
     sharp,
+    small,
+    threads,
     training,
 )
 
 SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
+    "peak": peak.run,
     "attention": attention.run,
     "inference": inference.run,
     "masks": masks.run,
+    "bias": bias.run,
+    "half": half.run,
     "sharp": sharp.run,
     "one-head": one_head.run,
+    "threads": threads.run,
+    "long": long.run,
     "scaling": scaling.run,
     "memory": memory.run,
     "training": training.run,
     "conversion": conversion.run,
     "operator": operator.run,
+    "small": small.run,
     "peers": peers.run,
 }
 QUICK = ("attention", "inference", "training", "operator")

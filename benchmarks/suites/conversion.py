@@ -19,6 +19,12 @@ from sinkformers import to_sinkformer
 ORIGINAL, CONVERTED = "original", "converted"
 N_ITERS = (1, 3, 5)
 SECONDS = 40.0
+VIT: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "intermediate_size": 512,
+}
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,32 @@ def _bert() -> nn.Module:
 def _vit() -> nn.Module:
     import transformers
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 128,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "intermediate_size": 512,
-    }
-    return transformers.ViTModel(transformers.ViTConfig(**sizes))
+    return transformers.ViTModel(transformers.ViTConfig(**VIT))
+
+
+def _swin() -> nn.Module:
+    import transformers
+
+    sizes: dict[str, Any] = {"embed_dim": 48, "depths": [2, 2, 2], "num_heads": [3, 6, 12], "drop_path_rate": 0.0}
+    return transformers.SwinModel(transformers.SwinConfig(**sizes))
+
+
+def _beit() -> nn.Module:
+    import transformers
+
+    bias: dict[str, Any] = {"use_relative_position_bias": True, "drop_path_rate": 0.0}
+    return transformers.BeitModel(transformers.BeitConfig(**VIT, **bias))
+
+
+def _t5() -> nn.Module:
+    import transformers
+
+    sizes: dict[str, Any] = {"d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 6, "num_heads": 8}
+    return transformers.T5EncoderModel(transformers.T5Config(vocab_size=2000, dropout_rate=0.0, **sizes))
+
+
+def _images() -> dict[str, Any]:
+    return {"pixel_values": torch.randn(8, 3, 224, 224)}
 
 
 def _lengths() -> Tensor:
@@ -88,7 +113,10 @@ MODELS = {
     "nn.TransformerEncoder, padded": Model(Encoder, lambda: _states(True)),
     "BERT": Model(_bert, lambda: _tokens(False), "transformers"),
     "BERT, padded": Model(_bert, lambda: _tokens(True), "transformers"),
-    "ViT": Model(_vit, lambda: {"pixel_values": torch.randn(8, 3, 224, 224)}, "transformers"),
+    "ViT": Model(_vit, _images, "transformers"),
+    "Swin": Model(_swin, _images, "transformers"),
+    "BEiT": Model(_beit, _images, "transformers"),
+    "T5 encoder": Model(_t5, lambda: _tokens(False), "transformers"),
 }
 
 

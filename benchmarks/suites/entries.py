@@ -1,5 +1,6 @@
 """Attention rows as entries of a contest."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from benchmarks import agreement
@@ -20,7 +21,7 @@ SECONDS = {64: 15.0, 128: 15.0, 197: 25.0, 512: 30.0, 1024: 45.0, 4096: 60.0}
 
 
 def attention_entry(row: Row, case: Case, variant: str = "") -> Entry:
-    """SoftMax rows have no number of iterations; a rounding of sharp scores is as much larger as they are."""
+    """Return a row as it is timed; SoftMax rows have no number of iterations."""
     softmax = row.formula == "softmax"
     case = replace(case, n_iters=1) if softmax else case
     settings = {"n": case.n, "variant": variant} | ({} if softmax else {"n_iters": case.n_iters})
@@ -29,6 +30,15 @@ def attention_entry(row: Row, case: Case, variant: str = "") -> Entry:
         build=lambda: row.prepare(draw(case)),
         check=lambda: agreement.check_attention(case, row.prepare, row.formula),
         settings=settings,
-        tolerance=agreement.TOLERANCE * max(1.0, case.std),
         compiled=row.compiled,
     )
+
+
+def attention_entries(rows: Iterable[Row], case: Case, counts: Iterable[int], variant: str = "") -> list[Entry]:
+    """Return every row at every number of iterations, SoftMax rows once."""
+    counts = tuple(counts)
+    return [
+        attention_entry(row, replace(case, n_iters=n_iters), variant)
+        for row in rows
+        for n_iters in (counts[:1] if row.formula == "softmax" else counts)
+    ]

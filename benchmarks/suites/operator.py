@@ -3,26 +3,23 @@
 The paper says that l iterations take l times longer: a slope of 1, in units of the time of one iteration.
 """
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from benchmarks import agreement
 from benchmarks.case import Case
-from benchmarks.contest import Entry, compete
+from benchmarks.contest import compete
 from benchmarks.measurement import FITTED, Measurement
 from benchmarks.progress import Progress
 from benchmarks.rows import ROWS
 from benchmarks.settings import Settings
-from benchmarks.steps import Step, TorchStep
 from benchmarks.suites.entries import attention_entry
+from benchmarks.suites.operator_entries import Operator, Shape, backend, label, operator_entry, pick
 from benchmarks.summary import line
-from sinkformers import sinkhorn
 
-Operator = Callable[[Tensor, int], Tensor]
-SQUARE, TINY = (16, 512, 512), (65536, 4, 4)
+SQUARE: Shape = (16, 512, 512)
+TINY: Shape = (65536, 4, 4)
 N_ITERS = (1, 3, 5, 9, 13, 21)
 TINY_N_ITERS = 20
 
@@ -41,10 +38,6 @@ def divisions(scores: Tensor, n_iters: int) -> Tensor:
     return weights
 
 
-def backend(name: str) -> Operator:
-    return lambda scores, n_iters: sinkhorn(scores, n_iters=n_iters, backend=name)
-
-
 _divisions_compiled = torch.compile(divisions, dynamic=False, fullgraph=True)
 SQUARE_ROWS: dict[str, Operator] = {"native": backend("native"), "torch": backend("torch"), "log-loop": log_loop}
 TINY_ROWS: dict[str, Operator] = {
@@ -57,15 +50,18 @@ TINY_ROWS: dict[str, Operator] = {
 def run(settings: Settings, progress: Progress) -> Iterator[Measurement]:
     counts = (1, 3, 9) if settings.quick else N_ITERS
     yardstick = attention_entry(ROWS["sdpa"], Case(2, 8, 512))
-    rows = _asked(SQUARE_ROWS, settings, keep=())
-    entries = [yardstick, *(_entry(name, rows[name], SQUARE, count) for name in rows for count in counts)]
-    results = compete("operator", _label(SQUARE), entries, settings.plan(30.0), progress)
+    rows = pick(SQUARE_ROWS, settings, keep=())
+    entries = [yardstick, *(operator_entry(name, rows[name], SQUARE, count) for name in rows for count in counts)]
+    results = compete("operator", label(SQUARE), entries, settings.plan(30.0), progress)
     yield from results
     for name in rows:
         yield from slope(name, results, progress)
-    tiny = _asked(TINY_ROWS, settings, keep=("divisions",))
-    entries = [_entry(name, function, TINY, TINY_N_ITERS) for name, function in tiny.items()]
-    yield from compete("operator", _label(TINY), entries, settings.plan(15.0), progress, baseline="divisions")
+    tiny = pick(TINY_ROWS, settings, keep=("divisions",))
+    entries = [
+        operator_entry(name, function, TINY, TINY_N_ITERS, compiled=name == "divisions")
+        for name, function in tiny.items()
+    ]
+    yield from compete("operator", label(TINY), entries, settings.plan(15.0), progress, baseline="divisions")
 
 
 def slope(row: str, results: list[Measurement], progress: Progress) -> Iterator[Measurement]:
@@ -78,40 +74,3 @@ def slope(row: str, results: list[Measurement], progress: Progress) -> Iterator[
     measurement = Measurement("operator", results[0].shape, row, FITTED, fit=fit)
     progress.show(measurement)
     yield measurement
-
-
-def _asked(rows: dict[str, Operator], settings: Settings, keep: tuple[str, ...]) -> dict[str, Operator]:
-    asked = set(rows) if settings.rows is None else {*settings.rows, *keep}
-    return {name: function for name, function in rows.items() if name in asked}
-
-
-def _label(shape: tuple[int, int, int]) -> str:
-    return f"({', '.join(map(str, shape))})"
-
-
-@cache
-def _inputs(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-
-
-@cache
-def _expected(shape: tuple[int, int, int], n_iters: int) -> list[Tensor]:
-    scores, grad = _inputs(shape)
-    step = TorchStep(lambda x: backend("reference")(x, n_iters), [scores.double()], grad.double())
-    step.call()
-    return step.outcome()
-
-
-def _entry(name: str, function: Operator, shape: tuple[int, int, int], n_iters: int) -> Entry:
-    def build() -> Step:
-        scores, grad = _inputs(shape)
-        return TorchStep(lambda x: function(x, n_iters), [scores], grad)
-
-    return Entry(
-        name,
-        build,
-        lambda: agreement.check(build(), lambda: _expected(shape, n_iters)),
-        {"n": shape[1], "n_iters": n_iters},
-        compiled=name == "divisions",
-    )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import agreement
-from benchmarks.case import Case
+from benchmarks.case import Case, Masks
 from benchmarks.contest import Entry, compete
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Progress
@@ -60,7 +60,7 @@ def _attend(name: str, case: Case) -> Attend:
         "torch": ours.backend("torch"),
         "reference": ours.backend("reference"),
     }[name]
-    return lambda query, key, value: function(query, key, value, case, None)
+    return lambda query, key, value: function(query, key, value, case, Masks())
 
 
 def _step(name: str, model: Model) -> TrainingStep:

@@ -90,7 +90,7 @@ def test_peers_do_the_same_job(name, backward):
 def test_the_ten_lines_compute_the_same_before_they_are_compiled():
     from benchmarks.rows.loops import kernel_domain
 
-    row = of_torch(lambda q, k, v, case, _real: kernel_domain(q, k, v, case.n_iters))
+    row = of_torch(lambda q, k, v, case, _masks: kernel_domain(q, k, v, case.n_iters))
     assert agreement.check_attention(Case(2, 3, 17, 5, n_iters=5), row, "sinkhorn").deviation < 1e-5
 
 
@@ -115,10 +115,10 @@ class WrongGradient(torch.autograd.Function):
     ids=["output", "gradient", "nan", "tokens"],
 )
 def test_a_small_fault_anywhere_is_refused(spoil):
-    def attention(query, key, value, case, real):
-        return torch.softmax(torch.zeros(()), 0) * sound(*spoil(query, key, value), case, real)
+    def attention(query, key, value, case, masks):
+        return torch.softmax(torch.zeros(()), 0) * sound(*spoil(query, key, value), case, masks)
 
-    def sound(query, key, value, case, _real):
+    def sound(query, key, value, case, _masks):
         return (query @ key.mT / math.sqrt(case.d)).softmax(-1) @ value
 
     good = Row("sdpa", "good", of_torch(sound), formula="softmax")

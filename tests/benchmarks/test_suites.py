@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import peak
+from benchmarks import agreement, peak
 from benchmarks.case import Case
 from benchmarks.command import main
 from benchmarks.measurement import Measurement
@@ -15,6 +15,7 @@ from benchmarks.settings import Settings
 from benchmarks.steps import Unavailable
 from benchmarks.suites import QUICK, SUITES, operator, scaling
 from benchmarks.suites.entries import SECONDS, SHAPES
+from benchmarks.suites.operator_entries import operator_entry
 from benchmarks.summary import spread
 from tests.benchmarks.fake import Silent
 
@@ -93,9 +94,9 @@ def test_a_size_too_large_for_the_time_is_left_out_with_its_reason():
 
 @pytest.mark.parametrize("name", list(operator.TINY_ROWS)[2:])
 def test_the_operator_is_compared_too(name):
-    got = operator._entry(name, operator.TINY_ROWS[name], (7, 4, 4), 20)
+    got = operator_entry(name, operator.TINY_ROWS[name], (7, 4, 4), 20)
     assert got.check().deviation < 1e-5
-    assert operator._entry(name, lambda x, _n: x.softmax(-1), (7, 4, 4), 20).check().deviation > 1e-2
+    assert operator_entry(name, lambda x, _n: x.softmax(-1), (7, 4, 4), 20).check().deviation > 1e-2
 
 
 def test_peak_memory_sees_what_a_step_allocates():
@@ -115,3 +116,23 @@ def test_a_training_step_starts_from_the_same_model():
 
     first, second = (_step(name, MODELS["ViT"]).model for name in ("sdpa", "torch"))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["Swin", "BEiT", "T5 encoder"])
+def test_models_with_relative_positions_are_converted(name):
+    """With one iteration a converted model is the original, with three it is another."""
+    pytest.importorskip("transformers")
+    from benchmarks.suites import conversion
+
+    model = conversion.MODELS[name]
+    original, converted = (conversion.ModelStep(model, n_iters, training=False) for n_iters in (None, 3))
+    biases = [p for key, p in original.model.named_parameters() if "relative" in key]
+    assert biases
+    for step in (original, converted):
+        for key, parameter in step.model.named_parameters():
+            if "relative" in key:  # some models start from zeros
+                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(key)))
+        step.call()
+    off = agreement.deviation(converted.outcome(), original.outcome())
+    assert off > agreement.TOLERANCE
+    assert conversion._entry(model, 1, training=False).check().deviation < agreement.TOLERANCE

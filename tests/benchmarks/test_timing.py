@@ -1,8 +1,8 @@
-"""Rounds are interleaved, warm-up is discarded, slow rows sit rounds out evenly."""
+"""Rounds are interleaved, warm-up is discarded, slow rows skip rounds evenly."""
 
 import pytest
 
-from benchmarks.timing import Plan, interleave, rounds_for, takes_part
+from benchmarks.timing import Plan, interleave, is_called, rounds_for
 from tests.benchmarks.fake import Clock, FakeStep
 
 
@@ -48,7 +48,7 @@ def test_a_slow_row_sits_rounds_out_and_the_yardstick_never_does():
 
 @pytest.mark.parametrize(("wanted", "total"), [(1, 1), (1, 7), (3, 7), (7, 7), (2, 60), (59, 60)])
 def test_rounds_are_as_many_as_wanted_and_even(wanted, total):
-    turns = [turn for turn in range(total) if takes_part(turn, wanted, total)]
+    turns = [turn for turn in range(total) if is_called(turn, wanted, total)]
     assert len(turns) == wanted
     assert turns[0] == 0
     gaps = [after - before for before, after in zip(turns, [*turns[1:], total], strict=True)]
