@@ -206,7 +206,7 @@ def _plan(
 def _run(call: AttentionCall, backend: Backend) -> Tensor:
     if call.dropout_p > 0:  # drawn here, so that planning a call leaves the generator alone
         call = call.change(seed=torch.randint(2**62, (), device="cpu"))
-    return backend.forward(call) if backend.composite else attend(call, backend).out.to(call.query.dtype)
+    return backend.forward(call) if backend.composite else attend.output(call, backend).to(call.query.dtype)
 
 
 def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """An operator and its gradient, registered from the description of its call and the table of its backends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +9,15 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from sinkformers.core.backend import Backend, Backends
 from sinkformers.core.description import Description, Field, describe
-from sinkformers.core.modes import autocasts, intercepted, without_autocast
-from sinkformers.core.registration import define, differentiable, library_of, not_differentiable, register_vmap
+from sinkformers.core.modes import autocasts, intercepted, saved_tensors_are_hooked, without_autocast
+from sinkformers.core.registration import (
+    autograd_function,
+    define,
+    differentiable,
+    library_of,
+    not_differentiable,
+    register_vmap,
+)
 
 
 class Operator:
@@ -57,6 +64,9 @@ class Operator:
         self._apply = differentiable(
             self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=self._tensors_at
         )
+        self._eager = autograd_function(
+            self._forward_operator, forward=self._record, backward=self._differentiate_recorded
+        )
 
     def __call__(self, call: Any, backend: Backend) -> Any:
         """The result of a call, differentiable."""
@@ -66,6 +76,36 @@ class Operator:
         if intercepted(tensors) or (torch.is_grad_enabled() and any([x.requires_grad for x in tensors])):  # noqa: C419
             return self.result.kind(*self._apply(*call, backend.name, ""))
         return _in_full_precision(tensors[0].device, backend.forward, call)  # nothing to record: the shortest way
+
+    def output(self, call: Any, backend: Backend) -> Tensor:
+        """The output of a call, differentiable; the shortest way where nothing intercepts it."""
+        if torch.compiler.is_compiling():
+            return self(call, backend)[0]
+        tensors = [call[at] for at in self._tensors_at if call[at] is not None]
+        if intercepted(tensors):
+            return self(call, backend)[0]
+        if not torch.is_grad_enabled() or not any([x.requires_grad for x in tensors]):  # noqa: C419
+            return _in_full_precision(tensors[0].device, backend.forward_eager, call)[0]
+        if saved_tensors_are_hooked():  # hooks, and with them checkpoints, see what the operator describes
+            return self(call, backend)[0]
+        return self._eager.apply(backend, call, *[call[at] for at in self._layout.gradients_at])
+
+    def _record(self, ctx: Any, backend: Backend, call: Any, *given: Tensor | None) -> Tensor:
+        """Compute an eager call, and save what its gradient needs; `given` are the fields that have one."""
+        layout = self._layout
+        result = _in_full_precision(call[0].device, backend.forward_eager, call)
+        result = [None if part is None else part.contiguous() for part in result]
+        ctx.settings = [*[call[at] for at in layout.call_settings_at], backend.name, ""]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
+        ctx.save_for_backward(*[call[at] for at in layout.saved_at], *[result[at] for at in layout.results_at])
+        ctx.set_materialize_grads(False)
+        return result[0]  # pyright: ignore[reportReturnType]
+
+    def _differentiate_recorded(self, ctx: Any, d_output: Tensor | None) -> tuple[Tensor | None, ...]:
+        if d_output is None:
+            return (None,) * len(ctx.needs_input_grad)
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *self._gradients(ctx, d_output, needed, self._describe)
 
     def _read(self, args: tuple[Any, ...]) -> tuple[Any, str, str]:
         *call, backend, revision = args
@@ -96,22 +136,32 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, d_output: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        layout = self._layout
         grads: list[Tensor | None] = [None] * (len(self.call.fields) + len(_CHOICE))
-        if d_output is None:
-            return tuple(grads)
-        saved, count = ctx.saved_tensors, len(layout.saved_at)  # read once: checkpointing allows no more
-        needed = [ctx.needs_input_grad[at] for at in layout.gradients_at]
-        args = (*saved[:count], *ctx.settings, *saved[count:], d_output, needed)
-        tensors = [tensor for tensor in (d_output, *saved) if tensor is not None]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted(tensors):
-            found = self._gradient(*args)
+        if d_output is not None:
+            places = self._layout.gradients_at
+            needed = [ctx.needs_input_grad[at] for at in places]
+            for at, grad in zip(places, self._gradients(ctx, d_output, needed), strict=True):
+                grads[at] = grad
+        return tuple(grads)
+
+    def _gradients(
+        self, ctx: Any, d_output: Tensor, needed: Sequence[bool], describe: Callable[..., Any] | None = None
+    ) -> list[Tensor | None]:
+        """The gradients from what was saved; `describe` gives the arguments the form that the operator takes."""
+        saved, count = ctx.saved_tensors, len(self._layout.saved_at)  # read once: checkpointing allows no more
+        args = (*saved[:count], *ctx.settings, *saved[count:], d_output, list(needed))
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted((d_output, *saved)):
+            found = self._gradient(*(args if describe is None else describe(args)))
         else:  # nothing to record: the shortest way
             found = self._run_backward(args)
-        for at, grad, dtype, is_needed in zip(layout.gradients_at, found, ctx.dtypes, needed, strict=True):
-            if is_needed and dtype is not None and grad is not None:
-                grads[at] = grad.to(dtype)
-        return tuple(grads)
+        return [_in_dtype(*each) for each in zip(found, ctx.dtypes, needed, strict=True)]
+
+    def _describe(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The flat arguments of a gradient whose result is one of `forward_eager`, as the operator takes them."""
+        call, name, _, result, d_output, _ = self._layout.read(args)
+        described = self.backends[name].described(call, result)
+        parts = [described[at] for at in self._layout.results_at]
+        return (*args[: -2 - len(parts)], *parts, d_output, args[-1])
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
         return _without_none(self._run_backward(args), args)
@@ -140,7 +190,8 @@ class _Backward:
         places = {field.name: at for at, field in enumerate(call.fields)}
         self.saved_at = [places[field.name] for field in call.saved]
         self.gradients_at = [places[field.name] for field in call.gradients]
-        self.settings_at = [*(places[field.name] for field in call.settings), *range(len(places), len(places) + 2)]
+        self.call_settings_at = [places[field.name] for field in call.settings]
+        self.settings_at = [*self.call_settings_at, *range(len(places), len(places) + len(_CHOICE))]
         self.results_at = [at for at, field in enumerate(result.fields) if field in result.saved]
         self.gradients = [field.name for field in call.gradients]
         given = [field.schema() for field in (*call.saved, *call.settings)]
@@ -173,6 +224,13 @@ def _in_full_precision(device: torch.device, method: Callable[..., Any], *args: 
         return method(*args)
 
 
+def _in_dtype(grad: Tensor | None, dtype: torch.dtype | None, is_needed: bool) -> Tensor | None:
+    """A gradient in the dtype of its field; None where it is not needed, or where the field is not given."""
+    if grad is None or dtype is None or not is_needed:
+        return None
+    return grad if grad.dtype == dtype else grad.to(dtype)
+
+
 def _is_shared(field: Field) -> bool:
     return field.role is not None and field.role.axes is None
 
@@ -186,7 +244,11 @@ def _finish(
         return None
     if grad is None:
         return torch.zeros_like(d_output if value is None else value, memory_format=torch.contiguous_format)
-    return grad.contiguous() if value is None else grad.sum_to_size(value.shape).to(value).contiguous()
+    if value is not None and grad.shape != value.shape:
+        grad = grad.sum_to_size(value.shape)
+    if value is not None and (grad.dtype != value.dtype or grad.device != value.device):
+        grad = grad.to(value)
+    return grad.contiguous()
 
 
 def _without_none(grads: list[Tensor | None], args: tuple[Any, ...]) -> tuple[Tensor, ...]:

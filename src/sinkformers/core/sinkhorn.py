@@ -64,7 +64,7 @@ def sinkhorn(
         return empty_weights(scores, relaxation)
     if backend == "auto" and isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0):
         return _softmax(scores, mask, row_mass, col_mass)
-    return chosen.forward(call) if chosen.composite else normalize(call, chosen).weights
+    return chosen.forward(call) if chosen.composite else normalize.output(call, chosen)
 
 
 def check_problem(

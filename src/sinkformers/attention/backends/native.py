@@ -8,7 +8,7 @@ from sinkformers.attention import log_domain
 from sinkformers.attention.backends.torch import implicit_gradients
 from sinkformers.attention.call import AttentionCall, AttentionResult, Gradients
 from sinkformers.core.backend import Backend
-from sinkformers.core.backends.native import missing_warning, why_not_on
+from sinkformers.core.backends.native import both_safe, missing_warning, why_not_on
 from sinkformers.core.description import describe
 from sinkformers.core.ranges import SAFE_PRODUCT, masked_bias
 
@@ -28,9 +28,26 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        result = AttentionResult(*native.attention_forward(*_arguments(call)))
-        log_domain.recompute_output(call, result.out, result.safe)
-        return result
+        out, state, safe = native.attention_forward(*_arguments(call))
+        assert safe is not None
+        log_domain.recompute_output(call, out, safe)
+        return AttentionResult(out, *state, safe)
+
+    def forward_eager(self, call: AttentionCall) -> AttentionResult:
+        """The result with all vectors in the place of the first, and None for `safe` where all heads are."""
+        from sinkformers.kernels import native
+
+        call = call.in_working_dtype()
+        out, (state,), safe = native.attention_forward(*_arguments(call), packed=True)
+        if safe is not None:
+            log_domain.recompute_output(call, out, safe)
+        return AttentionResult._make((out, state, None, None, safe))
+
+    def described(self, call: AttentionCall, result: AttentionResult) -> AttentionResult:
+        from sinkformers.kernels import native
+
+        (*lead, n, _), m = call.query.shape, call.key.shape[-2]
+        return AttentionResult(result.out, *native.state_sizes(n, m, call.n_iters).unpack(result.rows, lead))
 
     def backward(
         self, call: AttentionCall, result: AttentionResult, d_output: Tensor, needed: dict[str, bool]
@@ -40,13 +57,19 @@ class Native(Backend):
         if call.implicit:
             return implicit_gradients(call, d_output, needed)
         call = call.in_working_dtype()
-        d_out = d_output.to(call.query.dtype)
-        saved = {"out": result.out, "u": result.rows, "s": result.cols, "r": result.shift}
-        d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(
-            *_arguments(call), d_out=d_out, saved=saved, needs_bias=needed["bias"] and call.bias is not None
+        d_out = d_output if d_output.dtype == call.query.dtype else d_output.to(call.query.dtype)
+        state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
+        *found, safe = native.attention_backward(
+            *_arguments(call),
+            d_out=d_out,
+            out=result.out,
+            state=state,
+            needs_bias=needed["bias"] and call.bias is not None,
         )
-        grads = Gradients(d_query, d_key, d_value, d_bias, d_tau)
-        log_domain.recompute_gradients(call, d_out, grads, safe & result.safe)
+        grads = Gradients(*found)
+        safe = both_safe(safe, result.safe)
+        if safe is not None:
+            log_domain.recompute_gradients(call, d_out, grads, safe)
         return grads._asdict()
 
 

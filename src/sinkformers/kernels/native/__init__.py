@@ -13,6 +13,7 @@ from sinkformers.kernels.native.binding import (
     smallest_exponent,
     use_instruction_set,
 )
+from sinkformers.kernels.native.state import state_sizes
 
 __all__ = [
     "TINY",
@@ -25,5 +26,6 @@ __all__ = [
     "operator_forward",
     "release_workspace",
     "smallest_exponent",
+    "state_sizes",
     "use_instruction_set",
 ]

@@ -62,7 +62,6 @@ class Arguments:
         for name, tensor in tensors.items():
             if tensor is not None:
                 assert tensor.is_contiguous(), name
-                assert not tensor.is_neg(), name
                 self._values[self.layout.places[name]] = self._address(tensor)
 
     def read(self, **tensors: Tensor | None) -> None:
@@ -70,6 +69,18 @@ class Arguments:
         for name, tensor in tensors.items():
             if tensor is not None:
                 self._values[self.layout.places[name]] = self._address(_plain(tensor).contiguous())
+
+    def divide(self, memory: Tensor, **counts: int) -> None:
+        """Set pointers to consecutive parts of one contiguous tensor, by the number of its elements that each takes."""
+        values, places, size = self._values, self.layout.places, memory.element_size()
+        address = self._address(_plain(memory).contiguous())
+        for name, count in counts.items():
+            values[places[name]] = address
+            address += count * size
+
+    def all_true(self, name: str, count: int) -> bool:
+        """Whether none of the bytes that a field points to is zero."""
+        return b"\0" not in ctypes.string_at(self._values[self.layout.places[name]], count)
 
     def read_strided(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to an input (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1."""
@@ -81,8 +92,12 @@ class Arguments:
 
     def read_tokens(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to tokens (b, h, i, features), copied where their features are not adjacent."""
-        adjacent = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-        self.read_strided(name, tensor if adjacent else tensor.contiguous())
+        place, tensor = self.layout.places[name], _plain(tensor)
+        steps = tensor.stride()
+        if steps[3] != 1 and tensor.shape[3] != 1:
+            tensor = tensor.contiguous()
+            steps = tensor.stride()
+        self._values[place : place + 5] = (self._address(tensor), *steps)
 
 
 def _plain(tensor: Tensor) -> Tensor:
