@@ -41,7 +41,7 @@ def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Te
     if enable_gqa:
         _check_groups(query, key, value)
         return query, key, value
-    if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+    if query.shape == key.shape == value.shape or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return query, key, value
     try:
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])

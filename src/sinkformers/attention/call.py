@@ -45,13 +45,13 @@ class AttentionCall(NamedTuple):
 
     def in_working_dtype(self) -> "AttentionCall":
         """The tokens in the dtype of the steps, `tau` per head, and for the L2 cost the centre removed."""
-        dtype, lead = working_dtype(self.query.dtype), self.query.shape[:-2]
+        dtype = working_dtype(self.query.dtype)
         if self.tau is None and not self.l2 and dtype == self.query.dtype:
             return self
         query, key, value = self.query.to(dtype), self.key.to(dtype), self.value.to(dtype)
         if self.l2:
             query, key = centred(query, key, combine(self).keys)
-        tau = None if self.tau is None else self.tau.to(query.device, dtype).expand(lead)
+        tau = None if self.tau is None else self.tau.to(query.device, dtype).expand(query.shape[:-2])
         return self.change(query=query, key=key, value=value, tau=tau)
 
     def select(self, which: Tensor) -> "AttentionCall":

@@ -186,9 +186,9 @@ def _plan(
     if is_causal and n < m:  # no query attends to the keys after the last one
         key, value = key[..., :n, :], value[..., :n, :]
         masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
-    empty = 0 in (*query.shape[:-2], n, m, value.shape[-1])
     if query.shape[-1] == 0:  # a feature that is zero gives the same scores
         query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
+    empty = 0 in query.shape or 0 in value.shape
     if softmax and backend == "auto" and not empty:
         settings = (dropout_p, is_causal, scale, enable_gqa, l2)
         return Plan("sdpa", softmax_attention, (query, key, value, masks, *settings))
@@ -206,7 +206,12 @@ def _plan(
 def _run(call: AttentionCall, backend: Backend) -> Tensor:
     if call.dropout_p > 0:  # drawn here, so that planning a call leaves the generator alone
         call = call.change(seed=torch.randint(2**62, (), device="cpu"))
-    return backend.forward(call) if backend.composite else attend.output(call, backend).to(call.query.dtype)
+    return backend.forward(call) if backend.composite else _attend(call, backend)
+
+
+def _attend(call: AttentionCall, backend: Backend) -> Tensor:
+    out, dtype = attend.output(call, backend), call.query.dtype
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

@@ -77,8 +77,8 @@ class Backends:
 
     def choose(self, caller: str, name: str, call: Any) -> Backend:
         """The backend that serves a call: the named one, or for `auto` the first that can."""
-        checks.one_of(caller, "backend", name, self.names())
         if name != "auto":
+            checks.one_of(caller, "backend", name, self.names())
             backend = self.by_name[name]
             reason = backend.why_not(call)
             if reason is None:

@@ -9,6 +9,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+CPU = torch.device("cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
 # Included while `autograd.grad(…, is_grads_batched=True)` runs, which has a vmap of its own, older than `torch.func`.
 _GRADS_BATCHED = torch._C._dispatch_key_parse("VmapMode")
@@ -51,6 +52,8 @@ def in_forward_mode() -> bool:
 
 def autocasts(device: torch.device) -> bool:
     """Whether autocast is on for a device; False for `meta`, which has none."""
+    if device == CPU:  # reading the type of a device takes longer
+        return torch.is_autocast_enabled("cpu")
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 

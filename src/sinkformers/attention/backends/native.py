@@ -13,13 +13,14 @@ from sinkformers.core.description import describe
 from sinkformers.core.ranges import SAFE_PRODUCT, masked_bias
 
 _TENSORS = [field.name for field in describe(AttentionCall).tensors]
+_OPTIONAL = [field.name for field in describe(AttentionCall).tensors if field.optional]
 
 
 class Native(Backend):
     name = "native"
 
     def why_not(self, call: AttentionCall) -> str | None:
-        return why_not_on(call.query.device) or _unknown_tensors(call)
+        return why_not_on(call.query.device) or _unread_tensors(call)
 
     def warning(self, call: AttentionCall) -> str | None:
         return missing_warning(call.query.device)
@@ -73,26 +74,25 @@ class Native(Backend):
         return grads._asdict()
 
 
-def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-    """The tensors and the numbers of a call, by the names of the kernels' fields."""
-    tensors = {name: getattr(call, name) for name in _TENSORS}
-    seed = tensors.pop("seed")
+def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the numbers of a call, by the names of the kernels' fields; those left out are zero."""
+    tensors = {name: tensor for name in _TENSORS if (tensor := getattr(call, name)) is not None}
     settings = {
         "n_iters": call.n_iters,
         "scale": call.scale,
         "l2": call.l2,
-        "dropout_p": call.dropout_p,
-        "drops": seed is not None,
-        "seed": 0 if seed is None else int(seed),
-        "masked_bias": 0.0 if call.bias is None else masked_bias(call.bias.dtype),
         "safe_product": SAFE_PRODUCT[call.query.dtype],
     }
+    if call.bias is not None:
+        settings["masked_bias"] = masked_bias(call.bias.dtype)
+    if call.seed is not None:
+        settings.update(drops=True, seed=int(tensors.pop("seed")), dropout_p=call.dropout_p)
     return tensors, settings
 
 
-def _unknown_tensors(call: AttentionCall) -> str | None:
+def _unread_tensors(call: AttentionCall) -> str | None:
     from sinkformers.kernels import native
 
-    known = native.attention_fields()
-    unknown = [name for name in _TENSORS if name not in known and getattr(call, name) is not None]
-    return f"the compiled kernels do not read {', '.join(unknown)}" if unknown else None
+    fields = native.attention_fields()
+    unread = [name for name in _OPTIONAL if getattr(call, name) is not None and name not in fields]
+    return f"the compiled kernels do not read {', '.join(unread)}" if unread else None

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sinkformers.core import unrolled
 from sinkformers.core.call import NormalizeBackend, NormalizeCall, NormalizeResult
+from sinkformers.core.modes import CPU
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.ranges import SAFE_PRODUCT
 from sinkformers.core.state import no_state
@@ -112,7 +113,7 @@ def both_safe(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 def why_not_on(device: torch.device) -> str | None:
     """The reason why the compiled kernels cannot be used on a device, or None where they can."""
-    if device.type not in ("cpu", "meta"):
+    if device != CPU and device.type != "meta":
         return f"the compiled kernels are for the CPU, and the tensors are on {device}"
     from sinkformers.kernels import native
 

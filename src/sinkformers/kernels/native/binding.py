@@ -99,14 +99,12 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
 _TOKENS = ("query", "key", "value")
 
 
-def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]) -> Arguments:
+def _attention(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Arguments:
     """The arguments of a call, with its inputs: every tensor and every number goes into the field of its name."""
-    query, _, value = _tokens(tensors)
+    query, value = tensors["query"], tensors["value"]
     (*lead, n, d), (*_, m, e) = query.shape, value.shape
     args = Arguments(_loaded().attention, **settings)
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
         tensor = tensor if len(lead) == 2 else _lead_of_two(tensor, query.shape[:-2])
         if name in _TOKENS:
             args.read_tokens(name, tensor)
@@ -116,10 +114,6 @@ def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]
     threads = torch.get_num_threads()
     args.set(batch=batch, heads=heads, n=n, m=m, d=d, e=e, threads=threads, workspace=WORKSPACE_BYTES)
     return args
-
-
-def _tokens(tensors: Mapping[str, Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-    return tensors["query"], tensors["key"], tensors["value"]  # pyright: ignore[reportReturnType]
 
 
 def _call(name: str, args: Arguments, dtype: torch.dtype, matrices: int) -> bool:
@@ -171,7 +165,7 @@ def _run_backward(
 
 
 def attention_forward(
-    tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any], *, packed: bool = False
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], *, packed: bool = False
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Output (…, n, e), state, and safe (…), which is None where `packed` and all matrices are safe.
 
@@ -179,16 +173,16 @@ def attention_forward(
     The state is u (…, rows, n), s (…, cols, m) and r (…, n), or with `packed` one tensor that holds them all.
     Where `safe` is False the scalings left the floating-point range, and the output of that matrix must not be used.
     """
-    query, _, value = _tokens(tensors)
+    query, value = tensors["query"], tensors["value"]
     (*lead, n, _), (*_, m, e) = query.shape, value.shape
-    out, args = query.new_empty((*lead, n, e)), _attention(tensors, settings)
+    out, args = query.new_empty(*lead, n, e), _attention(tensors, settings)
     args.write(out=out)
     state, safe = _run_forward("attention_forward", args, query, lead, state_sizes(n, m, settings["n_iters"]), packed)
     return out, state, safe
 
 
 def attention_backward(
-    tensors: Mapping[str, Tensor | None],
+    tensors: Mapping[str, Tensor],
     settings: Mapping[str, Any],
     *,
     d_out: Tensor,
@@ -200,11 +194,11 @@ def attention_backward(
 
     `out` and `state` are those of the forward pass, in either form. `safe` is None where all matrices are safe.
     """
-    query, key, value = _tokens(tensors)
+    query, key, value = tensors["query"], tensors["key"], tensors["value"]
     (*lead, n, _), m = query.shape, key.shape[-2]
-    d_query, d_key, d_value = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-    d_bias = query.new_empty((*lead, n, m)) if needs_bias else None
-    d_tau = None if tensors["tau"] is None else query.new_empty(lead)
+    d_query, d_key, d_value = (x.new_empty(*x.shape) for x in (query, key, value))
+    d_bias = query.new_empty(*lead, n, m) if needs_bias else None
+    d_tau = query.new_empty(lead) if "tau" in tensors else None
     args = _attention(tensors, settings)
     args.read_tokens("d_out", d_out if len(lead) == 2 else _lead_of_two(d_out, query.shape[:-2]))
     args.read(out=out)
@@ -242,7 +236,7 @@ def operator_forward(
     where masked. Without row weights and column targets, columns aim at (valid rows)/(valid columns).
     """
     *lead, n, m = scores.shape
-    weights, args = scores.new_empty(scores.shape), _operator(scores, n_iters, safe_product, **tensors)
+    weights, args = scores.new_empty(*scores.shape), _operator(scores, n_iters, safe_product, **tensors)
     args.write(weights=weights)
     name, sizes = "tiny_forward" if tiny else "operator_forward", _operator_sizes(n, m, n_iters, tiny=tiny)
     state, safe = _run_forward(name, args, scores, lead, sizes, packed)
@@ -262,7 +256,7 @@ def operator_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of the scores (…, n, m), of tau (…) if given, and safe (…), as in `attention_backward`."""
     *lead, n, m = scores.shape
-    d_scores, d_tau = scores.new_empty(scores.shape), None if tau is None else scores.new_empty(lead)
+    d_scores, d_tau = scores.new_empty(*scores.shape), None if tau is None else scores.new_empty(lead)
     args = _operator(scores, n_iters, safe_product, tau=tau, **tensors)
     args.read(d_weights=d_weights)
     args.write(d_scores=d_scores)
