@@ -12,6 +12,8 @@ from sinkformers.core.description import SHARED, per_matrix, select
 from sinkformers.core.problem import Problem, pose_unweighted, working_dtype
 from sinkformers.core.state import State
 
+_WORKING_DTYPES = (torch.float32, torch.float64)
+
 
 class AttentionCall(NamedTuple):
     """Tokens, masks and settings, as the backends receive them.
@@ -45,9 +47,9 @@ class AttentionCall(NamedTuple):
 
     def in_working_dtype(self) -> "AttentionCall":
         """The tokens in the dtype of the steps, `tau` per head, and for the L2 cost the centre removed."""
-        dtype = working_dtype(self.query.dtype)
-        if self.tau is None and not self.l2 and dtype == self.query.dtype:
+        if self.tau is None and not self.l2 and self.query.dtype in _WORKING_DTYPES:
             return self
+        dtype = working_dtype(self.query.dtype)
         query, key, value = self.query.to(dtype), self.key.to(dtype), self.value.to(dtype)
         if self.l2:
             query, key = centred(query, key, combine(self).keys)

@@ -181,7 +181,8 @@ def _plan(
         check_causal(attn_mask, n_iters == 1 or softmax)
     scale, l2 = check_scale(scale, query), cost == "l2"
     masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
-    check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
+    if attn_mask is not None:
+        check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
     n, m = query.shape[-2], key.shape[-2]
     if is_causal and n < m:  # no query attends to the keys after the last one
         key, value = key[..., :n, :], value[..., :n, :]
@@ -194,7 +195,8 @@ def _plan(
         return Plan("sdpa", softmax_attention, (query, key, value, masks, *settings))
     if is_causal:
         masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
-    query, key, value = repeat_groups(query, key, value, enable_gqa)
+    if enable_gqa:
+        query, key, value = repeat_groups(query, key, value, enable_gqa)
     by_head = relaxation_tensor(relaxation, query)
     call = AttentionCall(query, key, value, *masks, by_head, None, None, n_iters, scale, l2, dropout_p, implicit)
     chosen = BACKENDS.choose(CALLER, backend, call)
@@ -206,10 +208,8 @@ def _plan(
 def _run(call: AttentionCall, backend: Backend) -> Tensor:
     if call.dropout_p > 0:  # drawn here, so that planning a call leaves the generator alone
         call = call.change(seed=torch.randint(2**62, (), device="cpu"))
-    return backend.forward(call) if backend.composite else _attend(call, backend)
-
-
-def _attend(call: AttentionCall, backend: Backend) -> Tensor:
+    if backend.composite:
+        return backend.forward(call)
     out, dtype = attend.output(call, backend), call.query.dtype
     return out if out.dtype == dtype else out.to(dtype)
 

@@ -30,12 +30,20 @@ def intercepted(tensors: Iterable[Tensor | None]) -> bool:
         or torch._C._dispatch_tls_is_dispatch_key_included(_GRADS_BATCHED)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
-        or in_forward_mode()
+        or forward_ad._current_level >= 0  # as in `in_forward_mode`
         or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
     ):
         return True
     for tensor in tensors:  # noqa: SIM110 - a generator takes longer than the loop
         if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta):
+            return True
+    return False
+
+
+def requires_grad(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether one of the tensors requires a gradient."""
+    for tensor in tensors:  # noqa: SIM110 - as above
+        if tensor is not None and tensor.requires_grad:
             return True
     return False
 

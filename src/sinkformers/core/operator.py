@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from sinkformers.core.backend import Backend, Backends
-from sinkformers.core.description import Description, Field, describe
-from sinkformers.core.modes import autocasts, intercepted, saved_tensors_are_hooked, without_autocast
+from sinkformers.core.description import Description, Field, describe, picker
+from sinkformers.core.modes import autocasts, intercepted, requires_grad, saved_tensors_are_hooked, without_autocast
 from sinkformers.core.registration import (
     autograd_function,
     define,
@@ -60,9 +60,10 @@ class Operator:
         _decompose(self._forward_operator, self._traced_forward)
         _decompose(self._backward_operator, self._traced_backward)
         self._gradient = not_differentiable(self._backward_operator, self._backward, tensors_at=backward.tensors_at)
-        self._tensors_at = [at for at, field in enumerate(self.call.fields) if field.role is not None]
+        tensors_at = [at for at, field in enumerate(self.call.fields) if field.role is not None]
+        self._tensors_of = picker(tensors_at)
         self._apply = differentiable(
-            self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=self._tensors_at
+            self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=tensors_at
         )
         self._eager = autograd_function(
             self._forward_operator, forward=self._record, backward=self._differentiate_recorded
@@ -72,40 +73,39 @@ class Operator:
         """The result of a call, differentiable."""
         if torch.compiler.is_compiling():
             return self.result.kind(*self._apply(*call, backend.name, backend.revision()))
-        tensors = [call[at] for at in self._tensors_at if call[at] is not None]
-        if intercepted(tensors) or (torch.is_grad_enabled() and any([x.requires_grad for x in tensors])):  # noqa: C419
+        tensors = self._tensors_of(call)
+        if intercepted(tensors) or (torch.is_grad_enabled() and requires_grad(tensors)):
             return self.result.kind(*self._apply(*call, backend.name, ""))
-        return _in_full_precision(tensors[0].device, backend.forward, call)  # nothing to record: the shortest way
+        return _in_full_precision(call[0].device, backend.forward, call)  # nothing to record: the shortest way
 
     def output(self, call: Any, backend: Backend) -> Tensor:
         """The output of a call, differentiable; the shortest way where nothing intercepts it."""
         if torch.compiler.is_compiling():
             return self(call, backend)[0]
-        tensors = [call[at] for at in self._tensors_at if call[at] is not None]
+        tensors = self._tensors_of(call)
         if intercepted(tensors):
             return self(call, backend)[0]
-        if not torch.is_grad_enabled() or not any([x.requires_grad for x in tensors]):  # noqa: C419
-            return _in_full_precision(tensors[0].device, backend.forward_eager, call)[0]
+        if not (torch.is_grad_enabled() and requires_grad(tensors)):
+            return _in_full_precision(call[0].device, backend.forward_eager, call)[0]
         if saved_tensors_are_hooked():  # hooks, and with them checkpoints, see what the operator describes
             return self(call, backend)[0]
-        return self._eager.apply(backend, call, *[call[at] for at in self._layout.gradients_at])
+        return self._eager.apply(backend, call, *self._layout.gradients_of(call))
 
     def _record(self, ctx: Any, backend: Backend, call: Any, *given: Tensor | None) -> Tensor:
         """Compute an eager call, and save what its gradient needs; `given` are the fields that have one."""
         layout = self._layout
         result = _in_full_precision(call[0].device, backend.forward_eager, call)
         result = [None if part is None else part.contiguous() for part in result]
-        ctx.settings = [*[call[at] for at in layout.call_settings_at], backend.name, ""]
+        ctx.settings = (*layout.settings_of(call), backend.name, "")
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
-        ctx.save_for_backward(*[call[at] for at in layout.saved_at], *[result[at] for at in layout.results_at])
+        ctx.save_for_backward(*layout.saved_of(call), *layout.results_of(result))
         ctx.set_materialize_grads(False)
         return result[0]  # pyright: ignore[reportReturnType]
 
     def _differentiate_recorded(self, ctx: Any, d_output: Tensor | None) -> tuple[Tensor | None, ...]:
         if d_output is None:
             return (None,) * len(ctx.needs_input_grad)
-        needed = ctx.needs_input_grad[2:]
-        return None, None, *self._gradients(ctx, d_output, needed, self._describe)
+        return None, None, *self._gradients(ctx, d_output, ctx.needs_input_grad[2:], self._describe)
 
     def _read(self, args: tuple[Any, ...]) -> tuple[Any, str, str]:
         *call, backend, revision = args
@@ -160,7 +160,7 @@ class Operator:
         """The flat arguments of a gradient whose result is one of `forward_eager`, as the operator takes them."""
         call, name, _, result, d_output, _ = self._layout.read(args)
         described = self.backends[name].described(call, result)
-        parts = [described[at] for at in self._layout.results_at]
+        parts = self._layout.results_of(described)
         return (*args[: -2 - len(parts)], *parts, d_output, args[-1])
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
@@ -190,9 +190,11 @@ class _Backward:
         places = {field.name: at for at, field in enumerate(call.fields)}
         self.saved_at = [places[field.name] for field in call.saved]
         self.gradients_at = [places[field.name] for field in call.gradients]
-        self.call_settings_at = [places[field.name] for field in call.settings]
-        self.settings_at = [*self.call_settings_at, *range(len(places), len(places) + len(_CHOICE))]
+        settings_at = [places[field.name] for field in call.settings]
+        self.settings_at = [*settings_at, *range(len(places), len(places) + len(_CHOICE))]
         self.results_at = [at for at, field in enumerate(result.fields) if field in result.saved]
+        self.saved_of, self.gradients_of = picker(self.saved_at), picker(self.gradients_at)
+        self.settings_of, self.results_of = picker(settings_at), picker(self.results_at)
         self.gradients = [field.name for field in call.gradients]
         given = [field.schema() for field in (*call.saved, *call.settings)]
         results = [field.schema() for field in result.saved]

@@ -39,16 +39,16 @@ class Layout:
 
 
 class Arguments:
-    """The values of one call. A field that is not set is zero, or a null pointer."""
+    """The values of one call. A field that is not set is zero, or a null pointer.
+
+    Tensors are read through `resolve_neg`: a negative view stores the opposite of what it shows.
+    """
 
     def __init__(self, layout: Layout, **numbers: Any) -> None:
-        self.layout, self._values, self._tensors = layout, layout.zeros.copy(), []
-        self.set(**numbers)
-
-    def set(self, **numbers: Any) -> None:
-        values, places = self._values, self.layout.places
+        values, places = layout.zeros.copy(), layout.places
         for name, number in numbers.items():
             values[places[name]] = number
+        self.layout, self._values, self._tensors = layout, values, []
 
     def packed(self) -> bytes:
         return self.layout.packer.pack(*self._values)
@@ -68,12 +68,12 @@ class Arguments:
         """Set pointers to inputs, copied where they are not contiguous."""
         for name, tensor in tensors.items():
             if tensor is not None:
-                self._values[self.layout.places[name]] = self._address(_plain(tensor).contiguous())
+                self._values[self.layout.places[name]] = self._address(tensor.resolve_neg().contiguous())
 
     def divide(self, memory: Tensor, **counts: int) -> None:
         """Set pointers to consecutive parts of one contiguous tensor, by the number of its elements that each takes."""
         values, places, size = self._values, self.layout.places, memory.element_size()
-        address = self._address(_plain(memory).contiguous())
+        address = self._address(memory.resolve_neg().contiguous())
         for name, count in counts.items():
             values[places[name]] = address
             address += count * size
@@ -84,7 +84,7 @@ class Arguments:
 
     def read_strided(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to an input (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1."""
-        place, tensor = self.layout.places[name], _plain(tensor)
+        place, tensor = self.layout.places[name], tensor.resolve_neg()
         shape, steps = tensor.shape, tensor.stride()
         if 1 in shape:
             steps = [0 if size == 1 else step for size, step in zip(shape, steps, strict=True)]
@@ -92,17 +92,12 @@ class Arguments:
 
     def read_tokens(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to tokens (b, h, i, features), copied where their features are not adjacent."""
-        place, tensor = self.layout.places[name], _plain(tensor)
+        place, tensor = self.layout.places[name], tensor.resolve_neg()
         steps = tensor.stride()
         if steps[3] != 1 and tensor.shape[3] != 1:
             tensor = tensor.contiguous()
             steps = tensor.stride()
         self._values[place : place + 5] = (self._address(tensor), *steps)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor with its values in memory: a negative view stores the opposite of what it shows."""
-    return tensor.resolve_neg()
 
 
 def stated_layouts(library: ctypes.CDLL) -> tuple[Layout, Layout] | str:

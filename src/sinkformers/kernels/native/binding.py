@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinkformers.kernels.native.arguments import Arguments, Layout, stated_layouts
-from sinkformers.kernels.native.state import StateSizes, flags, state_sizes
+from sinkformers.kernels.native.state import StateSizes, flags, packed_sizes, state_sizes
 
 # What the kernels may keep as exponentiated scores, in all threads together; beyond it each pass recomputes them.
 WORKSPACE_BYTES = 64 * 2**20
@@ -103,16 +103,17 @@ def _attention(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Ar
     """The arguments of a call, with its inputs: every tensor and every number goes into the field of its name."""
     query, value = tensors["query"], tensors["value"]
     (*lead, n, d), (*_, m, e) = query.shape, value.shape
-    args = Arguments(_loaded().attention, **settings)
+    batch, heads = lead if len(lead) == 2 else _lead_of_two(query, query.shape[:-2]).shape[:2]
+    args = Arguments(
+        _loaded().attention, **settings, batch=batch, heads=heads, n=n, m=m, d=d, e=e,
+        threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES,
+    )  # fmt: skip
     for name, tensor in tensors.items():
         tensor = tensor if len(lead) == 2 else _lead_of_two(tensor, query.shape[:-2])
         if name in _TOKENS:
             args.read_tokens(name, tensor)
         else:
             args.read_strided(name, tensor if tensor.dtype == torch.bool else tensor.to(query.dtype))
-    batch, heads = lead if len(lead) == 2 else _lead_of_two(query, query.shape[:-2]).shape[:2]
-    threads = torch.get_num_threads()
-    args.set(batch=batch, heads=heads, n=n, m=m, d=d, e=e, threads=threads, workspace=WORKSPACE_BYTES)
     return args
 
 
@@ -132,7 +133,7 @@ def _run_forward(
     """Allocate the state, run a kernel, and return the state and `safe`."""
     matrices = prod(lead)
     if packed:
-        parts = sizes.packed(matrices)
+        parts = packed_sizes(sizes, matrices)
         memory = like.new_empty(sum(parts.values()))
         args.divide(memory, **parts)
         return [memory], None if _call(name, args, like.dtype, matrices) else flags(memory, lead)
@@ -155,7 +156,7 @@ def _run_backward(
     """Pass the state, run a kernel, and return `safe`, or None where all matrices are."""
     matrices = prod(lead)
     if len(state) == 1:
-        args.divide(state[0], **sizes.packed(matrices))
+        args.divide(state[0], **packed_sizes(sizes, matrices))
     elif state:
         args.read(**dict(zip(("u", "s", "r"), state, strict=True)))
     memory = like.new_empty(2 * matrices)
@@ -196,7 +197,7 @@ def attention_backward(
     """
     query, key, value = tensors["query"], tensors["key"], tensors["value"]
     (*lead, n, _), m = query.shape, key.shape[-2]
-    d_query, d_key, d_value = (x.new_empty(*x.shape) for x in (query, key, value))
+    d_query, d_key, d_value = query.new_empty(*query.shape), key.new_empty(*key.shape), value.new_empty(*value.shape)
     d_bias = query.new_empty(*lead, n, m) if needs_bias else None
     d_tau = query.new_empty(lead) if "tau" in tensors else None
     args = _attention(tensors, settings)

@@ -4,6 +4,7 @@ They take four tensors, or one: to allocate and save four takes longer than the 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -23,11 +24,6 @@ class StateSizes(NamedTuple):
     def shapes(self, lead: Sequence[int]) -> list[tuple[int, ...]]:
         return [(*lead, self.rows, self.n), (*lead, self.cols, self.m), (*lead, self.maxima)]
 
-    def packed(self, matrices: int) -> dict[str, int]:
-        """How many elements each part takes in one tensor; of `safe`, the last part, the first bytes are used."""
-        u, s = matrices * self.rows * self.n, matrices * self.cols * self.m
-        return {"u": u, "s": s, "r": matrices * self.maxima, "safe": matrices}
-
     def unpack(self, state: Tensor, lead: Sequence[int]) -> list[Tensor]:
         """u, s, r and safe as views of the one tensor that holds them."""
         parts, start = [], 0
@@ -37,8 +33,16 @@ class StateSizes(NamedTuple):
         return [*parts, flags(state, lead)]
 
 
+@lru_cache(maxsize=1024)
 def state_sizes(n: int, m: int, n_iters: int) -> StateSizes:
     return StateSizes((n_iters + 1) // 2, n, n_iters // 2, m, n)
+
+
+@lru_cache(maxsize=1024)
+def packed_sizes(sizes: StateSizes, matrices: int) -> dict[str, int]:
+    """How many elements each part takes in one tensor; of `safe`, the last part, the first bytes are used."""
+    u, s = matrices * sizes.rows * sizes.n, matrices * sizes.cols * sizes.m
+    return {"u": u, "s": s, "r": matrices * sizes.maxima, "safe": matrices}
 
 
 def flags(memory: Tensor, lead: Sequence[int]) -> Tensor:
