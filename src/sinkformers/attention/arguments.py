@@ -42,7 +42,7 @@ def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Te
     if enable_gqa:
         _check_groups(query, key, value)
         return query, key, value
-    if query.shape == key.shape == value.shape or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+    if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return query, key, value
     try:
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
@@ -52,6 +52,29 @@ def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Te
             f"{tuple(key.shape)} and {tuple(value.shape)}. For grouped heads pass enable_gqa=True."
         ) from None
     return tuple(x.expand(*lead, *x.shape[-2:]) for x in (query, key, value))  # pyright: ignore[reportReturnType]
+
+
+def are_plain(query: Any, key: Any, value: Any) -> bool:
+    """Whether these are tokens in which there is nothing to check: dense tensors of one shape, dtype and device.
+
+    False in a traced call, where comparing sizes would become a condition of the graph.
+    """
+    if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
+        return False
+    dtype, device, strided = query.dtype, query.device, torch.strided
+    if query.is_nested or key.is_nested or value.is_nested or dtype not in checks.DTYPES or autocasts(device):
+        return False
+    shape = query.shape
+    return (
+        key.dtype == dtype == value.dtype
+        and key.device == device == value.device
+        and query.layout is strided
+        and key.layout is strided
+        and value.layout is strided
+        and key.shape == shape == value.shape
+        and len(shape) >= 2
+        and 0 not in shape
+    )
 
 
 def check_scale(scale: float | None, query: Tensor) -> float:

@@ -154,7 +154,10 @@ class Operator:
             found = self._gradient(*(args if describe is None else describe(args)))
         else:  # nothing to record: the shortest way
             found = self._run_backward(args)
-        return [_in_dtype(*each) for each in zip(found, ctx.dtypes, needed, strict=True)]
+        return [
+            None if grad is None or dtype is None or not is_needed else grad if grad.dtype == dtype else grad.to(dtype)
+            for grad, dtype, is_needed in zip(found, ctx.dtypes, needed, strict=True)
+        ]
 
     def _describe(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The flat arguments of a gradient whose result is one of `forward_eager`, as the operator takes them."""
@@ -170,7 +173,10 @@ class Operator:
         call, name, _, result, d_output, needed = self._layout.read(args)
         backend = self.backends[name] if traced is None else traced
         grads = _in_full_precision(d_output.device, backend.backward, call, result, d_output, needed)
-        return [_finish(field, call, grads, d_output, needed) for field in self.call.gradients]
+        return [
+            _finish(field, call, grads, d_output, needed) if needed[field.name] else None
+            for field in self.call.gradients
+        ]
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         call, _, _, _, d_output, needed = self._layout.read(args)
@@ -200,18 +206,18 @@ class _Backward:
         results = [field.schema() for field in result.saved]
         self.arguments = [*given, *_CHOICE, *results, "Tensor d_output", "bool[] needed"]
         order = {argument.split()[1]: at for at, argument in enumerate([*given, *_CHOICE])}
-        self._call_from = [order.get(field.name) for field in call.fields]
+        self._call_of = picker([order.get(field.name, -1) for field in call.fields])
         after = {argument.split()[1]: len(order) + at for at, argument in enumerate(results)}
-        self._result_from = [after.get(field.name) for field in result.fields]
+        self._result_of = picker([after.get(field.name, -1) for field in result.fields])
         self._choice_at = len(given)
         self.tensors_at = [at for at, argument in enumerate(self.arguments) if argument.startswith("Tensor")]
 
     def read(self, args: tuple[Any, ...]) -> tuple[Any, str, str, Any, Tensor, dict[str, bool]]:
         """Call, backend, revision, result, the gradient of the output, and which gradients are needed."""
-        call = self.call.kind(*[None if at is None else args[at] for at in self._call_from])
-        result = self.result.kind(*[None if at is None else args[at] for at in self._result_from])
+        d_output, needed = args[-2:]
         backend, revision = args[self._choice_at], args[self._choice_at + 1]
-        *_, d_output, needed = args
+        args = (*args, None)  # what is not saved is read from the end
+        call, result = self.call.kind(*self._call_of(args)), self.result.kind(*self._result_of(args))
         return call, backend, revision, result, d_output, dict(zip(self.gradients, needed, strict=True))
 
 
@@ -224,13 +230,6 @@ def _in_full_precision(device: torch.device, method: Callable[..., Any], *args: 
         return method(*args)
     with without_autocast(device):
         return method(*args)
-
-
-def _in_dtype(grad: Tensor | None, dtype: torch.dtype | None, is_needed: bool) -> Tensor | None:
-    """A gradient in the dtype of its field; None where it is not needed, or where the field is not given."""
-    if grad is None or dtype is None or not is_needed:
-        return None
-    return grad if grad.dtype == dtype else grad.to(dtype)
 
 
 def _is_shared(field: Field) -> bool:

@@ -1,7 +1,5 @@
 """Attention by the compiled CPU kernels; heads whose scalings leave their range are recomputed in torch."""
 
-from typing import Any
-
 from torch import Tensor
 
 from sinkformers.attention import log_domain
@@ -12,7 +10,6 @@ from sinkformers.core.backends.native import both_safe, missing_warning, why_not
 from sinkformers.core.description import describe
 from sinkformers.core.ranges import SAFE_PRODUCT, masked_bias
 
-_TENSORS = [field.name for field in describe(AttentionCall).tensors]
 _OPTIONAL = [field.name for field in describe(AttentionCall).tensors if field.optional]
 
 
@@ -29,7 +26,7 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        out, state, safe = native.attention_forward(*_arguments(call))
+        out, state, safe = native.attention_forward(*_arguments(call), n_iters=call.n_iters)
         assert safe is not None
         log_domain.recompute_output(call, out, safe)
         return AttentionResult(out, *state, safe)
@@ -39,7 +36,7 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        out, (state,), safe = native.attention_forward(*_arguments(call), packed=True)
+        out, (state,), safe = native.attention_forward(*_arguments(call), n_iters=call.n_iters, packed=True)
         if safe is not None:
             log_domain.recompute_output(call, out, safe)
         return AttentionResult._make((out, state, None, None, safe))
@@ -62,6 +59,7 @@ class Native(Backend):
         state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
         *found, safe = native.attention_backward(
             *_arguments(call),
+            n_iters=call.n_iters,
             d_out=d_out,
             out=result.out,
             state=state,
@@ -74,25 +72,26 @@ class Native(Backend):
         return grads._asdict()
 
 
-def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor], tuple[tuple[str, float], ...]]:
     """The tensors and the numbers of a call, by the names of the kernels' fields; those left out are zero."""
-    tensors = {name: tensor for name in _TENSORS if (tensor := getattr(call, name)) is not None}
-    settings = {
-        "n_iters": call.n_iters,
-        "scale": call.scale,
-        "l2": call.l2,
-        "safe_product": SAFE_PRODUCT[call.query.dtype],
-    }
+    tensors = {"query": call.query, "key": call.key, "value": call.value}
+    settings = (("scale", call.scale), ("l2", call.l2), ("safe_product", SAFE_PRODUCT[call.query.dtype]))
+    for name in _OPTIONAL:
+        if getattr(call, name) is not None:
+            tensors[name] = getattr(call, name)
     if call.bias is not None:
-        settings["masked_bias"] = masked_bias(call.bias.dtype)
+        settings += (("masked_bias", masked_bias(call.bias.dtype)),)
     if call.seed is not None:
-        settings.update(drops=True, seed=int(tensors.pop("seed")), dropout_p=call.dropout_p)
+        settings += (("drops", True), ("seed", int(tensors.pop("seed"))), ("dropout_p", call.dropout_p))
     return tensors, settings
 
 
 def _unread_tensors(call: AttentionCall) -> str | None:
+    given = [name for name in _OPTIONAL if getattr(call, name) is not None]
+    if not given:
+        return None
     from sinkformers.kernels import native
 
     fields = native.attention_fields()
-    unread = [name for name in _OPTIONAL if getattr(call, name) is not None and name not in fields]
+    unread = [name for name in given if name not in fields]
     return f"the compiled kernels do not read {', '.join(unread)}" if unread else None

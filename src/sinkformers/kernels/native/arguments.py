@@ -7,6 +7,7 @@ so that nothing a kernel reads or writes can be freed before it returns.
 
 import ctypes
 import struct
+from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +36,15 @@ class Layout:
             self.places[name] = count
             count += len(_KINDS[kind])
             form += _KINDS[kind]
-        self.packer, self.zeros = struct.Struct(form), [0] * count
+        self.packer, self.values = struct.Struct(form), [0] * count
+
+    def filled(self, **numbers: Any) -> "Layout":
+        """The layout with the values of some fields set, for all calls that have them in common."""
+        filled = copy(self)
+        filled.values = self.values.copy()
+        for name, number in numbers.items():
+            filled.values[self.places[name]] = number
+        return filled
 
 
 class Arguments:
@@ -45,10 +54,9 @@ class Arguments:
     """
 
     def __init__(self, layout: Layout, **numbers: Any) -> None:
-        values, places = layout.zeros.copy(), layout.places
+        self.layout, self._values, self._tensors = layout, layout.values.copy(), []
         for name, number in numbers.items():
-            values[places[name]] = number
-        self.layout, self._values, self._tensors = layout, values, []
+            self._values[layout.places[name]] = number
 
     def packed(self) -> bytes:
         return self.layout.packer.pack(*self._values)

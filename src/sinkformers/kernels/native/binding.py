@@ -6,9 +6,9 @@ built, `missing` says why, and the rest is not called.
 
 import ctypes
 from collections.abc import Container, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,24 +97,35 @@ def _lead_of_two(tensor: Tensor, lead: torch.Size) -> Tensor:
 
 
 _TOKENS = ("query", "key", "value")
+Settings = tuple[tuple[str, float], ...]
+"""Numbers by the names of their fields; hashable, so that what follows from them is computed once."""
 
 
-def _attention(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Arguments:
+def _attention(tensors: Mapping[str, Tensor], settings: Settings, n_iters: int) -> Arguments:
     """The arguments of a call, with its inputs: every tensor and every number goes into the field of its name."""
-    query, value = tensors["query"], tensors["value"]
-    (*lead, n, d), (*_, m, e) = query.shape, value.shape
-    batch, heads = lead if len(lead) == 2 else _lead_of_two(query, query.shape[:-2]).shape[:2]
-    args = Arguments(
-        _loaded().attention, **settings, batch=batch, heads=heads, n=n, m=m, d=d, e=e,
-        threads=torch.get_num_threads(), workspace=WORKSPACE_BYTES,
-    )  # fmt: skip
+    query = tensors["query"]
+    lead = query.shape[:-2]
+    sizes = (query.shape, tensors["value"].shape, torch.get_num_threads(), WORKSPACE_BYTES)
+    args = Arguments(_filled(settings, n_iters, *sizes))
     for name, tensor in tensors.items():
-        tensor = tensor if len(lead) == 2 else _lead_of_two(tensor, query.shape[:-2])
+        tensor = tensor if len(lead) == 2 else _lead_of_two(tensor, lead)
         if name in _TOKENS:
             args.read_tokens(name, tensor)
         else:
             args.read_strided(name, tensor if tensor.dtype == torch.bool else tensor.to(query.dtype))
     return args
+
+
+@lru_cache(maxsize=1024)
+def _filled(
+    settings: Settings, n_iters: int, query: torch.Size, value: torch.Size, threads: int, workspace: int
+) -> Layout:
+    """The layout of attention, with the numbers of a call filled in."""
+    (*lead, n, d), (*_, m, e) = query, value
+    return _loaded().attention.filled(
+        batch=prod(lead[: max(1, len(lead) - 1)]), heads=lead[-1] if len(lead) > 1 else 1, n=n, m=m, d=d, e=e,
+        n_iters=n_iters, threads=threads, workspace=workspace, **dict(settings),
+    )  # fmt: skip
 
 
 def _call(name: str, args: Arguments, dtype: torch.dtype, matrices: int) -> bool:
@@ -166,7 +177,7 @@ def _run_backward(
 
 
 def attention_forward(
-    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], *, packed: bool = False
+    tensors: Mapping[str, Tensor], settings: Settings, *, n_iters: int, packed: bool = False
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Output (…, n, e), state, and safe (…), which is None where `packed` and all matrices are safe.
 
@@ -176,16 +187,17 @@ def attention_forward(
     """
     query, value = tensors["query"], tensors["value"]
     (*lead, n, _), (*_, m, e) = query.shape, value.shape
-    out, args = query.new_empty(*lead, n, e), _attention(tensors, settings)
+    out, args = query.new_empty(*lead, n, e), _attention(tensors, settings, n_iters)
     args.write(out=out)
-    state, safe = _run_forward("attention_forward", args, query, lead, state_sizes(n, m, settings["n_iters"]), packed)
+    state, safe = _run_forward("attention_forward", args, query, lead, state_sizes(n, m, n_iters), packed)
     return out, state, safe
 
 
 def attention_backward(
     tensors: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
+    n_iters: int,
     d_out: Tensor,
     out: Tensor,
     state: Sequence[Tensor],
@@ -200,11 +212,11 @@ def attention_backward(
     d_query, d_key, d_value = query.new_empty(*query.shape), key.new_empty(*key.shape), value.new_empty(*value.shape)
     d_bias = query.new_empty(*lead, n, m) if needs_bias else None
     d_tau = query.new_empty(lead) if "tau" in tensors else None
-    args = _attention(tensors, settings)
+    args = _attention(tensors, settings, n_iters)
     args.read_tokens("d_out", d_out if len(lead) == 2 else _lead_of_two(d_out, query.shape[:-2]))
     args.read(out=out)
     args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias)
-    sizes = state_sizes(n, m, settings["n_iters"])
+    sizes = state_sizes(n, m, n_iters)
     safe = _run_backward("attention_backward", args, query, lead, sizes, state, d_tau)
     return d_query, d_key, d_value, d_bias, d_tau, safe
 
@@ -214,15 +226,19 @@ TINY = 16
 
 
 def _operator(scores: Tensor, n_iters: int, safe_product: float, **tensors: Tensor | None) -> Arguments:
-    *_, n, m = scores.shape
-    args = Arguments(
-        _loaded().operator, batch=scores.shape[:-2].numel(), n=n, m=m, n_iters=n_iters,
-        threads=torch.get_num_threads(), safe_product=safe_product,
-    )  # fmt: skip
+    args = Arguments(_filled_operator(scores.shape, n_iters, safe_product, torch.get_num_threads()))
     args.read(scores=scores, **tensors)
     return args
 
 
+@lru_cache(maxsize=1024)
+def _filled_operator(scores: torch.Size, n_iters: int, safe_product: float, threads: int) -> Layout:
+    *lead, n, m = scores
+    numbers = {"n_iters": n_iters, "safe_product": safe_product, "threads": threads}
+    return _loaded().operator.filled(batch=prod(lead), n=n, m=m, **numbers)
+
+
+@lru_cache(maxsize=1024)
 def _operator_sizes(n: int, m: int, n_iters: int, *, tiny: bool) -> StateSizes:
     """The sizes of the state of `operator_forward`: no vectors where `tiny`."""
     return StateSizes(0, n, 0, m, 0) if tiny else state_sizes(n, m, n_iters)
