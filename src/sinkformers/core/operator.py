@@ -1,6 +1,6 @@
 """An operator and its gradient, registered from the description of its call and the table of its backends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,7 +79,10 @@ class Operator:
         return _in_full_precision(call[0].device, backend.forward, call)  # nothing to record: the shortest way
 
     def output(self, call: Any, backend: Backend) -> Tensor:
-        """The output of a call, differentiable; the shortest way where nothing intercepts it."""
+        """The output of a call, differentiable; the shortest way where nothing intercepts it.
+
+        All fields that have a gradient must be saved.
+        """
         if torch.compiler.is_compiling():
             return self(call, backend)[0]
         tensors = self._tensors_of(call)
@@ -97,7 +100,6 @@ class Operator:
         result = _in_full_precision(call[0].device, backend.forward_eager, call)
         result = [None if part is None else part.contiguous() for part in result]
         ctx.settings = (*layout.settings_of(call), backend.name, "")
-        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
         ctx.save_for_backward(*layout.saved_of(call), *layout.results_of(result))
         ctx.set_materialize_grads(False)
         return result[0]  # pyright: ignore[reportReturnType]
@@ -105,7 +107,12 @@ class Operator:
     def _differentiate_recorded(self, ctx: Any, d_output: Tensor | None) -> tuple[Tensor | None, ...]:
         if d_output is None:
             return (None,) * len(ctx.needs_input_grad)
-        return None, None, *self._gradients(ctx, d_output, ctx.needs_input_grad[2:], self._describe)
+        saved, (_, _, *needed) = ctx.saved_tensors, ctx.needs_input_grad
+        args = self._layout.flatten(saved, ctx.settings, d_output, needed)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted((d_output, *saved)):
+            found = self._gradient(*self._describe(args))
+            return None, None, *[grad if is_needed else None for grad, is_needed in zip(found, needed, strict=True)]
+        return None, None, *self._run_backward(args)
 
     def _read(self, args: tuple[Any, ...]) -> tuple[Any, str, str]:
         *call, backend, revision = args
@@ -136,28 +143,21 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, d_output: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        layout = self._layout
         grads: list[Tensor | None] = [None] * (len(self.call.fields) + len(_CHOICE))
-        if d_output is not None:
-            places = self._layout.gradients_at
-            needed = [ctx.needs_input_grad[at] for at in places]
-            for at, grad in zip(places, self._gradients(ctx, d_output, needed), strict=True):
-                grads[at] = grad
-        return tuple(grads)
-
-    def _gradients(
-        self, ctx: Any, d_output: Tensor, needed: Sequence[bool], describe: Callable[..., Any] | None = None
-    ) -> list[Tensor | None]:
-        """The gradients from what was saved; `describe` gives the arguments the form that the operator takes."""
-        saved, count = ctx.saved_tensors, len(self._layout.saved_at)  # read once: checkpointing allows no more
-        args = (*saved[:count], *ctx.settings, *saved[count:], d_output, list(needed))
+        if d_output is None:
+            return tuple(grads)
+        saved = ctx.saved_tensors  # read once: checkpointing allows no more
+        needed = [ctx.needs_input_grad[at] for at in layout.gradients_at]
+        args = layout.flatten(saved, ctx.settings, d_output, needed)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted((d_output, *saved)):
-            found = self._gradient(*(args if describe is None else describe(args)))
+            found = self._gradient(*args)
         else:  # nothing to record: the shortest way
             found = self._run_backward(args)
-        return [
-            None if grad is None or dtype is None or not is_needed else grad if grad.dtype == dtype else grad.to(dtype)
-            for grad, dtype, is_needed in zip(found, ctx.dtypes, needed, strict=True)
-        ]
+        for at, grad, dtype, is_needed in zip(layout.gradients_at, found, ctx.dtypes, needed, strict=True):
+            if is_needed and dtype is not None and grad is not None:
+                grads[at] = grad.to(dtype)
+        return tuple(grads)
 
     def _describe(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The flat arguments of a gradient whose result is one of `forward_eager`, as the operator takes them."""
@@ -211,6 +211,11 @@ class _Backward:
         self._result_of = picker([after.get(field.name, -1) for field in result.fields])
         self._choice_at = len(given)
         self.tensors_at = [at for at, argument in enumerate(self.arguments) if argument.startswith("Tensor")]
+
+    def flatten(self, saved: Any, settings: Any, d_output: Tensor, needed: list[bool]) -> tuple[Any, ...]:
+        """The flat arguments, from what was saved of a call and its result."""
+        count = len(self.saved_at)
+        return (*saved[:count], *settings, *saved[count:], d_output, needed)
 
     def read(self, args: tuple[Any, ...]) -> tuple[Any, str, str, Any, Tensor, dict[str, bool]]:
         """Call, backend, revision, result, the gradient of the output, and which gradients are needed."""

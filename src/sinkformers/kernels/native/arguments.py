@@ -7,6 +7,7 @@ so that nothing a kernel reads or writes can be freed before it returns.
 
 import ctypes
 import struct
+from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
@@ -78,13 +79,12 @@ class Arguments:
             if tensor is not None:
                 self._values[self.layout.places[name]] = self._address(tensor.resolve_neg().contiguous())
 
-    def divide(self, memory: Tensor, **counts: int) -> None:
-        """Set pointers to consecutive parts of one contiguous tensor, by the number of its elements that each takes."""
+    def divide(self, memory: Tensor, offsets: Mapping[str, int]) -> None:
+        """Set pointers to parts of one tensor, by the number of elements before each part; copied as `read` does."""
         values, places, size = self._values, self.layout.places, memory.element_size()
         address = self._address(memory.resolve_neg().contiguous())
-        for name, count in counts.items():
-            values[places[name]] = address
-            address += count * size
+        for name, offset in offsets.items():
+            values[places[name]] = address + offset * size
 
     def all_true(self, name: str, count: int) -> bool:
         """Whether none of the bytes that a field points to is zero."""

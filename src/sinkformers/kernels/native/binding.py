@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinkformers.kernels.native.arguments import Arguments, Layout, stated_layouts
-from sinkformers.kernels.native.state import StateSizes, flags, packed_sizes, state_sizes
+from sinkformers.kernels.native.state import StateSizes, flags, packed_state, state_sizes
 
 # What the kernels may keep as exponentiated scores, in all threads together; beyond it each pass recomputes them.
 WORKSPACE_BYTES = 64 * 2**20
@@ -144,9 +144,9 @@ def _run_forward(
     """Allocate the state, run a kernel, and return the state and `safe`."""
     matrices = prod(lead)
     if packed:
-        parts = packed_sizes(sizes, matrices)
-        memory = like.new_empty(sum(parts.values()))
-        args.divide(memory, **parts)
+        length, parts = packed_state(sizes, matrices)
+        memory = like.new_empty(length)
+        args.divide(memory, parts)
         return [memory], None if _call(name, args, like.dtype, matrices) else flags(memory, lead)
     u, s, r = (like.new_empty(shape) for shape in sizes.shapes(lead))
     safe = like.new_empty(lead, dtype=torch.bool)
@@ -167,11 +167,11 @@ def _run_backward(
     """Pass the state, run a kernel, and return `safe`, or None where all matrices are."""
     matrices = prod(lead)
     if len(state) == 1:
-        args.divide(state[0], **packed_sizes(sizes, matrices))
+        args.divide(state[0], packed_state(sizes, matrices)[1])
     elif state:
         args.read(**dict(zip(("u", "s", "r"), state, strict=True)))
     memory = like.new_empty(2 * matrices)
-    args.divide(memory, d_tau=matrices, safe=matrices)  # the kernels write a gradient of tau in any case
+    args.divide(memory, {"d_tau": 0, "safe": matrices})  # the kernels write a gradient of tau in any case
     args.write(d_tau=d_tau)
     return None if _call(name, args, like.dtype, matrices) else flags(memory, lead)
 

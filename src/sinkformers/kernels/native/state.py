@@ -39,10 +39,12 @@ def state_sizes(n: int, m: int, n_iters: int) -> StateSizes:
 
 
 @lru_cache(maxsize=1024)
-def packed_sizes(sizes: StateSizes, matrices: int) -> dict[str, int]:
-    """How many elements each part takes in one tensor; of `safe`, the last part, the first bytes are used."""
-    u, s = matrices * sizes.rows * sizes.n, matrices * sizes.cols * sizes.m
-    return {"u": u, "s": s, "r": matrices * sizes.maxima, "safe": matrices}
+def packed_state(sizes: StateSizes, matrices: int) -> tuple[int, dict[str, int]]:
+    """The length of the one tensor that holds a state, and where its parts begin; `safe` uses its first bytes."""
+    s = matrices * sizes.rows * sizes.n
+    r = s + matrices * sizes.cols * sizes.m
+    safe = r + matrices * sizes.maxima
+    return safe + matrices, {"u": 0, "s": s, "r": r, "safe": safe}
 
 
 def flags(memory: Tensor, lead: Sequence[int]) -> Tensor:
