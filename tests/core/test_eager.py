@@ -52,7 +52,14 @@ def test_a_small_call_takes_few_steps():
 
 
 class Watch(TorchDispatchMode):
+    """Checks that operators are given the tensors that their schemas name, with the axes that are described."""
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "sinkformers":
+            named = {part.name: value for part, value in zip(func._schema.arguments, args, strict=True)}
+            required = [part.name for part in func._schema.arguments if str(part.type) == "Tensor"]
+            assert all(named[name] is not None for name in required)
+            assert named["rows"].shape[:-2] == named["safe"].shape == named["d_output"].shape[:-2]
         return func(*args, **(kwargs or {}))
 
 
