@@ -13,7 +13,7 @@ from sinkformers.core.modes import autocasts
 from sinkformers.core.sinkhorn import with_rank
 
 CALLER = "sinkhorn_attention"
-_NO_MASKS = Masks(None, None, None, None)
+NO_MASKS = Masks(None, None, None, None)
 
 
 def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +141,7 @@ def triangle(query: Tensor, key: Tensor) -> Tensor:
 def check_masks(attn_mask: Any, query_mask: Any, key_mask: Any, query: Tensor, m: int) -> Masks:
     """All masks with the rank of the scores (…, n, m) of `query` (…, n, d), or one less."""
     if attn_mask is None and query_mask is None and key_mask is None:
-        return _NO_MASKS
+        return NO_MASKS
     checks.one_device(CALLER, "query", query, attn_mask=attn_mask, query_mask=query_mask, key_mask=key_mask)
     tokens, shape = query.shape[:-1], torch.Size((*query.shape[:-1], m))
     bias = entries = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sinkformers.attention.arguments import (
     CALLER,
+    NO_MASKS,
     are_plain,
     check_causal,
     check_implicit,
@@ -26,7 +27,6 @@ from sinkformers.attention.masks import combine, zero_masked
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
 from sinkformers.core.backend import Backend
-from sinkformers.core.description import describe
 from sinkformers.core.modes import without_autocast
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.sinkhorn import relaxation_tensor, sinkhorn, with_rank
@@ -150,9 +150,6 @@ class Plan(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-_NO_TENSORS = (None,) * (len(describe(AttentionCall).tensors) - 3)
-
-
 def _plan(
     query: Tensor,
     key: Tensor,
@@ -177,7 +174,7 @@ def _plan(
     usual = usual and type(dropout_p) is float and dropout_p == 0 and cost == "dot" and gradient == "unrolled"
     if usual and not enable_gqa and are_plain(query, key, value):  # for small tokens the checks below take longer
         scale = check_scale(scale, query)
-        call = AttentionCall(query, key, value, *_NO_TENSORS, n_iters, scale, False, 0.0, False)
+        call = AttentionCall(query, key, value, *NO_MASKS, None, None, None, n_iters, scale, False, 0.0, False)
         chosen = BACKENDS.choose(CALLER, backend, call)
         return Plan(chosen.name, _run, (call, chosen))
     query, key, value = check_tokens(query, key, value, enable_gqa)

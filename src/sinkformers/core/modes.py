@@ -14,7 +14,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 # Included while `autograd.grad(…, is_grads_batched=True)` runs, which has a vmap of its own, older than `torch.func`.
 _GRADS_BATCHED = torch._C._dispatch_key_parse("VmapMode")
 
-_TOP_HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+_TOP_HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def readable(tensor: Tensor) -> bool:

@@ -29,7 +29,8 @@ class Native(Backend):
         out, state, safe = native.attention_forward(*_arguments(call), n_iters=call.n_iters)
         assert safe is not None
         log_domain.recompute_output(call, out, safe)
-        return AttentionResult(out, *state, safe)
+        u, s, r = state
+        return AttentionResult(out, u, s, r, safe)
 
     def forward_eager(self, call: AttentionCall) -> AttentionResult:
         """The result with all vectors in the place of the first, and None for `safe` where all heads are."""
@@ -57,7 +58,7 @@ class Native(Backend):
         call = call.in_working_dtype()
         d_out = d_output if d_output.dtype == call.query.dtype else d_output.to(call.query.dtype)
         state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
-        *found, safe = native.attention_backward(
+        d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(
             *_arguments(call),
             n_iters=call.n_iters,
             d_out=d_out,
@@ -65,7 +66,7 @@ class Native(Backend):
             state=state,
             needs_bias=needed["bias"] and call.bias is not None,
         )
-        grads = Gradients(*found)
+        grads = Gradients(d_query, d_key, d_value, d_bias, d_tau)
         safe = both_safe(safe, result.safe)
         if safe is not None:
             log_domain.recompute_gradients(call, d_out, grads, safe)

@@ -32,7 +32,8 @@ class Native(NormalizeBackend):
 
         weights, state, safe = native.operator_forward(**self._operands(call))
         assert safe is not None
-        return NormalizeResult(_recomputed(call, weights, safe).to(call.scores.dtype), *state, safe)
+        u, s, r = state
+        return NormalizeResult(_recomputed(call, weights, safe).to(call.scores.dtype), u, s, r, safe)
 
     def forward_eager(self, call: NormalizeCall) -> NormalizeResult:
         """The result with all vectors in the place of the first, and None for `safe` where all matrices are."""
