@@ -110,6 +110,8 @@ CALLS = {
         [torch.randn(2, 3, 7, 5, dtype=dtype), torch.rand(3)],
     ),
     "scores": lambda dtype: (lambda c: sinkhorn(c, n_iters=5), [matrices(19, 23, dtype)]),
+    "one unsafe matrix": lambda dtype: (lambda c: sinkhorn(c, n_iters=5), [matrices(19, 23, dtype)[1]]),
+    "one unsafe head": lambda dtype: (sinkhorn_attention, [x[1, 0] for x in unsafe_tokens(dtype)]),
     "tiny scores": lambda dtype: (lambda c: sinkhorn(c, n_iters=5), [matrices(7, 5, dtype)]),
 }
 

@@ -1,5 +1,7 @@
 """Attention by the compiled CPU kernels; heads whose scalings leave their range are recomputed in torch."""
 
+from typing import Any
+
 from torch import Tensor
 
 from sinkformers.attention import log_domain
@@ -26,7 +28,7 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        out, state, safe = native.attention_forward(*_arguments(call), n_iters=call.n_iters)
+        out, state, safe = native.attention_forward(**_arguments(call))
         assert safe is not None
         log_domain.recompute_output(call, out, safe)
         u, s, r = state
@@ -37,7 +39,7 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        out, (state,), safe = native.attention_forward(*_arguments(call), n_iters=call.n_iters, packed=True)
+        out, (state,), safe = native.attention_forward(**_arguments(call), packed=True)
         if safe is not None:
             log_domain.recompute_output(call, out, safe)
         return AttentionResult._make((out, state, None, None, safe))
@@ -59,8 +61,7 @@ class Native(Backend):
         d_out = d_output if d_output.dtype == call.query.dtype else d_output.to(call.query.dtype)
         state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
         d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(
-            *_arguments(call),
-            n_iters=call.n_iters,
+            **_arguments(call),
             d_out=d_out,
             out=result.out,
             state=state,
@@ -73,18 +74,19 @@ class Native(Backend):
         return grads._asdict()
 
 
-def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor], tuple[tuple[str, float], ...]]:
-    """The tensors and the numbers of a call, by the names of the kernels' fields; those left out are zero."""
+def _arguments(call: AttentionCall) -> dict[str, Any]:
+    """The arguments of the kernels; tensors and settings by the names of their fields, those left out being zero."""
     tensors = {"query": call.query, "key": call.key, "value": call.value}
-    settings = (("scale", call.scale), ("l2", call.l2), ("safe_product", SAFE_PRODUCT[call.query.dtype]))
     for name in _OPTIONAL:
         if getattr(call, name) is not None:
             tensors[name] = getattr(call, name)
+    settings = (("scale", call.scale), ("l2", call.l2), ("safe_product", SAFE_PRODUCT[call.query.dtype]))
     if call.bias is not None:
         settings += (("masked_bias", masked_bias(call.bias.dtype)),)
     if call.seed is not None:
-        settings += (("drops", True), ("seed", int(tensors.pop("seed"))), ("dropout_p", call.dropout_p))
-    return tensors, settings
+        settings += (("drops", True), ("dropout_p", call.dropout_p))
+    seed = 0 if call.seed is None else int(tensors.pop("seed"))
+    return {"tensors": tensors, "settings": settings, "n_iters": call.n_iters, "seed": seed}
 
 
 def _unread_tensors(call: AttentionCall) -> str | None:

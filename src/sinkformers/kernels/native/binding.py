@@ -101,12 +101,12 @@ Settings = tuple[tuple[str, float], ...]
 """Numbers by the names of their fields; hashable, so that what follows from them is computed once."""
 
 
-def _attention(tensors: Mapping[str, Tensor], settings: Settings, n_iters: int) -> Arguments:
+def _attention(tensors: Mapping[str, Tensor], settings: Settings, n_iters: int, seed: int) -> Arguments:
     """The arguments of a call, with its inputs: every tensor and every number goes into the field of its name."""
     query = tensors["query"]
     lead = query.shape[:-2]
     sizes = (query.shape, tensors["value"].shape, torch.get_num_threads(), WORKSPACE_BYTES)
-    args = Arguments(_filled(settings, n_iters, *sizes))
+    args = Arguments(_filled(settings, n_iters, *sizes), seed=seed)
     for name, tensor in tensors.items():
         tensor = tensor if len(lead) == 2 else _lead_of_two(tensor, lead)
         if name in _TOKENS:
@@ -177,17 +177,18 @@ def _run_backward(
 
 
 def attention_forward(
-    tensors: Mapping[str, Tensor], settings: Settings, *, n_iters: int, packed: bool = False
+    tensors: Mapping[str, Tensor], settings: Settings, *, n_iters: int, seed: int, packed: bool = False
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Output (…, n, e), state, and safe (…), which is None where `packed` and all matrices are safe.
 
-    `tensors` holds query, key and value, and what else the structure takes, by name; `settings` holds its numbers.
+    `tensors` holds query, key and value, and what else the structure takes, by name; `settings` holds its numbers,
+    except those that differ from call to call.
     The state is u (…, rows, n), s (…, cols, m) and r (…, n), or with `packed` one tensor that holds them all.
     Where `safe` is False the scalings left the floating-point range, and the output of that matrix must not be used.
     """
     query, value = tensors["query"], tensors["value"]
     (*lead, n, _), (*_, m, e) = query.shape, value.shape
-    out, args = query.new_empty(*lead, n, e), _attention(tensors, settings, n_iters)
+    out, args = query.new_empty(*lead, n, e), _attention(tensors, settings, n_iters, seed)
     args.write(out=out)
     state, safe = _run_forward("attention_forward", args, query, lead, state_sizes(n, m, n_iters), packed)
     return out, state, safe
@@ -198,6 +199,7 @@ def attention_backward(
     settings: Settings,
     *,
     n_iters: int,
+    seed: int,
     d_out: Tensor,
     out: Tensor,
     state: Sequence[Tensor],
@@ -212,7 +214,7 @@ def attention_backward(
     d_query, d_key, d_value = query.new_empty(*query.shape), key.new_empty(*key.shape), value.new_empty(*value.shape)
     d_bias = query.new_empty(*lead, n, m) if needs_bias else None
     d_tau = query.new_empty(lead) if "tau" in tensors else None
-    args = _attention(tensors, settings, n_iters)
+    args = _attention(tensors, settings, n_iters, seed)
     args.read_tokens("d_out", d_out if len(lead) == 2 else _lead_of_two(d_out, query.shape[:-2]))
     args.read(out=out)
     args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias)

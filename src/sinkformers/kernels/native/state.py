@@ -50,4 +50,4 @@ def packed_state(sizes: StateSizes, matrices: int) -> tuple[int, dict[str, int]]
 def flags(memory: Tensor, lead: Sequence[int]) -> Tensor:
     """`safe` (…), the last part of a packed tensor."""
     count = prod(lead)
-    return memory[-count:].view(torch.bool)[:count].view(*lead)
+    return memory[-count:].view(torch.bool)[:count].view(tuple(lead))
