@@ -13,6 +13,7 @@ from sinkformers.core.modes import autocasts
 from sinkformers.core.sinkhorn import with_rank
 
 CALLER = "sinkhorn_attention"
+NO_MASKS = Masks(None, None, None, None)
 
 
 def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,6 +52,29 @@ def check_tokens(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Te
             f"{tuple(key.shape)} and {tuple(value.shape)}. For grouped heads pass enable_gqa=True."
         ) from None
     return tuple(x.expand(*lead, *x.shape[-2:]) for x in (query, key, value))  # pyright: ignore[reportReturnType]
+
+
+def are_plain(query: Any, key: Any, value: Any) -> bool:
+    """Whether these are tokens in which there is nothing to check: dense tensors of one shape, dtype and device.
+
+    False in a traced call, where comparing sizes would become a condition of the graph.
+    """
+    if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
+        return False
+    dtype, device, strided = query.dtype, query.device, torch.strided
+    if query.is_nested or key.is_nested or value.is_nested or dtype not in checks.DTYPES or autocasts(device):
+        return False
+    shape = query.shape
+    return (
+        key.dtype == dtype == value.dtype
+        and key.device == device == value.device
+        and query.layout is strided
+        and key.layout is strided
+        and value.layout is strided
+        and key.shape == shape == value.shape
+        and len(shape) >= 2
+        and 0 not in shape
+    )
 
 
 def check_scale(scale: float | None, query: Tensor) -> float:
@@ -117,7 +141,7 @@ def triangle(query: Tensor, key: Tensor) -> Tensor:
 def check_masks(attn_mask: Any, query_mask: Any, key_mask: Any, query: Tensor, m: int) -> Masks:
     """All masks with the rank of the scores (…, n, m) of `query` (…, n, d), or one less."""
     if attn_mask is None and query_mask is None and key_mask is None:
-        return Masks(None, None, None, None)
+        return NO_MASKS
     checks.one_device(CALLER, "query", query, attn_mask=attn_mask, query_mask=query_mask, key_mask=key_mask)
     tokens, shape = query.shape[:-1], torch.Size((*query.shape[:-1], m))
     bias = entries = None

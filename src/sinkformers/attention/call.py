@@ -12,6 +12,8 @@ from sinkformers.core.description import SHARED, per_matrix, select
 from sinkformers.core.problem import Problem, pose_unweighted, working_dtype
 from sinkformers.core.state import State
 
+_WORKING_DTYPES = (torch.float32, torch.float64)
+
 
 class AttentionCall(NamedTuple):
     """Tokens, masks and settings, as the backends receive them.
@@ -45,13 +47,13 @@ class AttentionCall(NamedTuple):
 
     def in_working_dtype(self) -> "AttentionCall":
         """The tokens in the dtype of the steps, `tau` per head, and for the L2 cost the centre removed."""
-        dtype, lead = working_dtype(self.query.dtype), self.query.shape[:-2]
-        if self.tau is None and not self.l2 and dtype == self.query.dtype:
+        if self.tau is None and not self.l2 and self.query.dtype in _WORKING_DTYPES:
             return self
+        dtype = working_dtype(self.query.dtype)
         query, key, value = self.query.to(dtype), self.key.to(dtype), self.value.to(dtype)
         if self.l2:
             query, key = centred(query, key, combine(self).keys)
-        tau = None if self.tau is None else self.tau.to(query.device, dtype).expand(lead)
+        tau = None if self.tau is None else self.tau.to(query.device, dtype).expand(query.shape[:-2])
         return self.change(query=query, key=key, value=value, tau=tau)
 
     def select(self, which: Tensor) -> "AttentionCall":

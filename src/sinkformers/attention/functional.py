@@ -10,6 +10,8 @@ from torch import Tensor
 
 from sinkformers.attention.arguments import (
     CALLER,
+    NO_MASKS,
+    are_plain,
     check_causal,
     check_implicit,
     check_masks,
@@ -167,6 +169,14 @@ def _plan(
     allow_one_way_mask: bool,
 ) -> Plan:
     """Check the arguments of `sinkhorn_attention`, describe the call, and choose its backend."""
+    no_masks = attn_mask is None and query_mask is None and key_mask is None and not is_causal
+    usual = no_masks and type(n_iters) is int and n_iters > 1 and type(tau) is float and tau == 1
+    usual = usual and type(dropout_p) is float and dropout_p == 0 and cost == "dot" and gradient == "unrolled"
+    if usual and not enable_gqa and are_plain(query, key, value):  # for small tokens the checks below take longer
+        scale = check_scale(scale, query)
+        call = AttentionCall(query, key, value, *NO_MASKS, None, None, None, n_iters, scale, False, 0.0, False)
+        chosen = BACKENDS.choose(CALLER, backend, call)
+        return Plan(chosen.name, _run, (call, chosen))
     query, key, value = check_tokens(query, key, value, enable_gqa)
     n_iters = checks.iterations(CALLER, n_iters)
     checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
@@ -181,20 +191,22 @@ def _plan(
         check_causal(attn_mask, n_iters == 1 or softmax)
     scale, l2 = check_scale(scale, query), cost == "l2"
     masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
-    check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
+    if attn_mask is not None:
+        check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
     n, m = query.shape[-2], key.shape[-2]
     if is_causal and n < m:  # no query attends to the keys after the last one
         key, value = key[..., :n, :], value[..., :n, :]
         masks = masks.with_keys(None if masks.keys is None else masks.keys[..., :n])
-    empty = 0 in (*query.shape[:-2], n, m, value.shape[-1])
     if query.shape[-1] == 0:  # a feature that is zero gives the same scores
         query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
+    empty = 0 in query.shape or 0 in value.shape
     if softmax and backend == "auto" and not empty:
         settings = (dropout_p, is_causal, scale, enable_gqa, l2)
         return Plan("sdpa", softmax_attention, (query, key, value, masks, *settings))
     if is_causal:
         masks = masks.with_entries(with_rank(triangle(query, key), query.dim()))
-    query, key, value = repeat_groups(query, key, value, enable_gqa)
+    if enable_gqa:
+        query, key, value = repeat_groups(query, key, value, enable_gqa)
     by_head = relaxation_tensor(relaxation, query)
     call = AttentionCall(query, key, value, *masks, by_head, None, None, n_iters, scale, l2, dropout_p, implicit)
     chosen = BACKENDS.choose(CALLER, backend, call)
@@ -206,7 +218,10 @@ def _plan(
 def _run(call: AttentionCall, backend: Backend) -> Tensor:
     if call.dropout_p > 0:  # drawn here, so that planning a call leaves the generator alone
         call = call.change(seed=torch.randint(2**62, (), device="cpu"))
-    return backend.forward(call) if backend.composite else attend(call, backend).out.to(call.query.dtype)
+    if backend.composite:
+        return backend.forward(call)
+    out, dtype = attend.output(call, backend), call.query.dtype
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

@@ -37,6 +37,17 @@ class Backend:
         """
         raise NotImplementedError
 
+    def forward_eager(self, call: Any) -> Any:
+        """The result of an eager call that nothing intercepts, whose state may have another form, with fields of None.
+
+        Then `backward` takes both forms, and `described` turns the second into the first.
+        """
+        return self.forward(call)
+
+    def described(self, call: Any, result: Any) -> Any:
+        """A result of `forward_eager` with the state in the form of `forward`, which is what the operator describes."""
+        return result
+
     def warning(self, call: Any) -> str | None:
         """What to warn of, once per process, where `auto` passes over this backend; None for nothing."""
         return None
@@ -66,8 +77,8 @@ class Backends:
 
     def choose(self, caller: str, name: str, call: Any) -> Backend:
         """The backend that serves a call: the named one, or for `auto` the first that can."""
-        checks.one_of(caller, "backend", name, self.names())
         if name != "auto":
+            checks.one_of(caller, "backend", name, self.names())
             backend = self.by_name[name]
             reason = backend.why_not(call)
             if reason is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinkformers.core.registration import define, differentiable, register_vmap
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def dense(caller: str, name: str, value: Tensor) -> None:
@@ -51,6 +51,14 @@ def one_device(caller: str, name: str, like: Tensor, **others: Any) -> None:
 
 def tensor(caller: str, name: str, value: Any, *, min_dim: int) -> None:
     """A dense floating-point tensor of at least `min_dim` axes."""
+    if (
+        isinstance(value, Tensor)
+        and value.dtype in DTYPES
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.dim() >= min_dim
+    ):  # the tests below take longer
+        return
     if not isinstance(value, Tensor):
         raise TypeError(f"{caller}: {name} must be a torch.Tensor; got {type(value).__name__}.")
     floating(caller, name, value)

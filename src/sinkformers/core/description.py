@@ -9,7 +9,9 @@ description, so that adding a field is one line:
         n_iters: int
 """
 
+from collections.abc import Callable, Sequence
 from functools import cache
+from operator import itemgetter
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -60,6 +62,11 @@ class Description:
 def describe(kind: Any) -> Description:
     """The description of an annotated named tuple."""
     return Description(kind)
+
+
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that returns what stands at these places of a sequence."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: tuple(values[at] for at in places)
 
 
 def select(call: Any, which: Tensor) -> Any:

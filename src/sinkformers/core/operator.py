@@ -8,9 +8,16 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from sinkformers.core.backend import Backend, Backends
-from sinkformers.core.description import Description, Field, describe
-from sinkformers.core.modes import autocasts, intercepted, without_autocast
-from sinkformers.core.registration import define, differentiable, library_of, not_differentiable, register_vmap
+from sinkformers.core.description import Description, Field, describe, picker
+from sinkformers.core.modes import autocasts, intercepted, requires_grad, saved_tensors_are_hooked, without_autocast
+from sinkformers.core.registration import (
+    autograd_function,
+    define,
+    differentiable,
+    library_of,
+    not_differentiable,
+    register_vmap,
+)
 
 
 class Operator:
@@ -53,19 +60,59 @@ class Operator:
         _decompose(self._forward_operator, self._traced_forward)
         _decompose(self._backward_operator, self._traced_backward)
         self._gradient = not_differentiable(self._backward_operator, self._backward, tensors_at=backward.tensors_at)
-        self._tensors_at = [at for at, field in enumerate(self.call.fields) if field.role is not None]
+        tensors_at = [at for at, field in enumerate(self.call.fields) if field.role is not None]
+        self._tensors_of = picker(tensors_at)
         self._apply = differentiable(
-            self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=self._tensors_at
+            self._forward_operator, self._forward, self._save, self._differentiate, tensors_at=tensors_at
+        )
+        self._eager = autograd_function(
+            self._forward_operator, forward=self._record, backward=self._differentiate_recorded
         )
 
     def __call__(self, call: Any, backend: Backend) -> Any:
         """The result of a call, differentiable."""
         if torch.compiler.is_compiling():
             return self.result.kind(*self._apply(*call, backend.name, backend.revision()))
-        tensors = [call[at] for at in self._tensors_at if call[at] is not None]
-        if intercepted(tensors) or (torch.is_grad_enabled() and any([x.requires_grad for x in tensors])):  # noqa: C419
+        tensors = self._tensors_of(call)
+        if intercepted(tensors) or (torch.is_grad_enabled() and requires_grad(tensors)):
             return self.result.kind(*self._apply(*call, backend.name, ""))
-        return _in_full_precision(tensors[0].device, backend.forward, call)  # nothing to record: the shortest way
+        return _in_full_precision(call[0].device, backend.forward, call)  # nothing to record: the shortest way
+
+    def output(self, call: Any, backend: Backend) -> Tensor:
+        """The output of a call, differentiable; the shortest way where nothing intercepts it.
+
+        All fields that have a gradient must be saved.
+        """
+        if torch.compiler.is_compiling():
+            return self(call, backend)[0]
+        tensors = self._tensors_of(call)
+        if intercepted(tensors):
+            return self(call, backend)[0]
+        if not (torch.is_grad_enabled() and requires_grad(tensors)):
+            return _in_full_precision(call[0].device, backend.forward_eager, call)[0]
+        if saved_tensors_are_hooked():  # hooks, and with them checkpoints, see what the operator describes
+            return self(call, backend)[0]
+        return self._eager.apply(backend, call, *self._layout.gradients_of(call))
+
+    def _record(self, ctx: Any, backend: Backend, call: Any, *given: Tensor | None) -> Tensor:
+        """Compute an eager call, and save what its gradient needs; `given` are the fields that have one."""
+        layout = self._layout
+        result = _in_full_precision(call[0].device, backend.forward_eager, call)
+        result = [None if part is None else part.contiguous() for part in result]
+        ctx.settings = (*layout.settings_of(call), backend.name, "")
+        ctx.save_for_backward(*layout.saved_of(call), *layout.results_of(result))
+        ctx.set_materialize_grads(False)
+        return result[0]  # pyright: ignore[reportReturnType]
+
+    def _differentiate_recorded(self, ctx: Any, d_output: Tensor | None) -> tuple[Tensor | None, ...]:
+        if d_output is None:
+            return (None,) * len(ctx.needs_input_grad)
+        saved, (_, _, *needed) = ctx.saved_tensors, ctx.needs_input_grad
+        args = self._layout.flatten(saved, ctx.settings, d_output, needed)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted((d_output, *saved)):
+            found = self._gradient(*self._describe(args))
+            return None, None, *[grad if is_needed else None for grad, is_needed in zip(found, needed, strict=True)]
+        return None, None, *self._run_backward(args)
 
     def _read(self, args: tuple[Any, ...]) -> tuple[Any, str, str]:
         *call, backend, revision = args
@@ -100,11 +147,10 @@ class Operator:
         grads: list[Tensor | None] = [None] * (len(self.call.fields) + len(_CHOICE))
         if d_output is None:
             return tuple(grads)
-        saved, count = ctx.saved_tensors, len(layout.saved_at)  # read once: checkpointing allows no more
+        saved = ctx.saved_tensors  # read once: checkpointing allows no more
         needed = [ctx.needs_input_grad[at] for at in layout.gradients_at]
-        args = (*saved[:count], *ctx.settings, *saved[count:], d_output, needed)
-        tensors = [tensor for tensor in (d_output, *saved) if tensor is not None]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted(tensors):
+        args = layout.flatten(saved, ctx.settings, d_output, needed)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or intercepted((d_output, *saved)):
             found = self._gradient(*args)
         else:  # nothing to record: the shortest way
             found = self._run_backward(args)
@@ -113,6 +159,13 @@ class Operator:
                 grads[at] = grad.to(dtype)
         return tuple(grads)
 
+    def _describe(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The flat arguments of a gradient whose result is one of `forward_eager`, as the operator takes them."""
+        call, name, _, result, d_output, _ = self._layout.read(args)
+        described = self.backends[name].described(call, result)
+        parts = self._layout.results_of(described)
+        return (*args[: -2 - len(parts)], *parts, d_output, args[-1])
+
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
         return _without_none(self._run_backward(args), args)
 
@@ -120,7 +173,10 @@ class Operator:
         call, name, _, result, d_output, needed = self._layout.read(args)
         backend = self.backends[name] if traced is None else traced
         grads = _in_full_precision(d_output.device, backend.backward, call, result, d_output, needed)
-        return [_finish(field, call, grads, d_output, needed) for field in self.call.gradients]
+        return [
+            _finish(field, call, grads, d_output, needed) if needed[field.name] else None
+            for field in self.call.gradients
+        ]
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         call, _, _, _, d_output, needed = self._layout.read(args)
@@ -140,25 +196,33 @@ class _Backward:
         places = {field.name: at for at, field in enumerate(call.fields)}
         self.saved_at = [places[field.name] for field in call.saved]
         self.gradients_at = [places[field.name] for field in call.gradients]
-        self.settings_at = [*(places[field.name] for field in call.settings), *range(len(places), len(places) + 2)]
+        settings_at = [places[field.name] for field in call.settings]
+        self.settings_at = [*settings_at, *range(len(places), len(places) + len(_CHOICE))]
         self.results_at = [at for at, field in enumerate(result.fields) if field in result.saved]
+        self.saved_of, self.gradients_of = picker(self.saved_at), picker(self.gradients_at)
+        self.settings_of, self.results_of = picker(settings_at), picker(self.results_at)
         self.gradients = [field.name for field in call.gradients]
         given = [field.schema() for field in (*call.saved, *call.settings)]
         results = [field.schema() for field in result.saved]
         self.arguments = [*given, *_CHOICE, *results, "Tensor d_output", "bool[] needed"]
         order = {argument.split()[1]: at for at, argument in enumerate([*given, *_CHOICE])}
-        self._call_from = [order.get(field.name) for field in call.fields]
+        self._call_of = picker([order.get(field.name, -1) for field in call.fields])
         after = {argument.split()[1]: len(order) + at for at, argument in enumerate(results)}
-        self._result_from = [after.get(field.name) for field in result.fields]
+        self._result_of = picker([after.get(field.name, -1) for field in result.fields])
         self._choice_at = len(given)
         self.tensors_at = [at for at, argument in enumerate(self.arguments) if argument.startswith("Tensor")]
 
+    def flatten(self, saved: Any, settings: Any, d_output: Tensor, needed: list[bool]) -> tuple[Any, ...]:
+        """The flat arguments, from what was saved of a call and its result."""
+        count = len(self.saved_at)
+        return (*saved[:count], *settings, *saved[count:], d_output, needed)
+
     def read(self, args: tuple[Any, ...]) -> tuple[Any, str, str, Any, Tensor, dict[str, bool]]:
         """Call, backend, revision, result, the gradient of the output, and which gradients are needed."""
-        call = self.call.kind(*[None if at is None else args[at] for at in self._call_from])
-        result = self.result.kind(*[None if at is None else args[at] for at in self._result_from])
+        d_output, needed = args[-2:]
         backend, revision = args[self._choice_at], args[self._choice_at + 1]
-        *_, d_output, needed = args
+        args = (*args, None)  # what is not saved is read from the end
+        call, result = self.call.kind(*self._call_of(args)), self.result.kind(*self._result_of(args))
         return call, backend, revision, result, d_output, dict(zip(self.gradients, needed, strict=True))
 
 
@@ -186,7 +250,11 @@ def _finish(
         return None
     if grad is None:
         return torch.zeros_like(d_output if value is None else value, memory_format=torch.contiguous_format)
-    return grad.contiguous() if value is None else grad.sum_to_size(value.shape).to(value).contiguous()
+    if value is not None and grad.shape != value.shape:
+        grad = grad.sum_to_size(value.shape)
+    if value is not None and (grad.dtype != value.dtype or grad.device != value.device):
+        grad = grad.to(value)
+    return grad.contiguous()
 
 
 def _without_none(grads: list[Tensor | None], args: tuple[Any, ...]) -> tuple[Tensor, ...]:

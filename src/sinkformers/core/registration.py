@@ -84,6 +84,12 @@ def _no_forward_mode(ctx: Any, *tangents: Any) -> Any:
     )
 
 
+def autograd_function(operator: Any, **methods: Callable[..., Any]) -> Any:
+    """A subclass of `autograd.Function` with these methods, named for an operator."""
+    static = {name: staticmethod(method) for name, method in methods.items()}
+    return type(operator.name().partition("::")[2], (torch.autograd.Function,), static)
+
+
 def differentiable(
     operator: Any,
     function: Callable[..., Any],
@@ -106,12 +112,8 @@ def differentiable(
         setup_context(ctx, args, output)
         return output
 
-    def autograd_function(**parts: Any) -> Any:
-        methods = {name: staticmethod(part) for name, part in parts.items()}
-        return type(operator.name().partition("::")[2], (torch.autograd.Function,), methods)
-
-    direct = autograd_function(forward=forward, backward=backward)
-    transformed = autograd_function(forward=operator, setup_context=setup_context, backward=backward, jvp=jvp)
+    direct = autograd_function(operator, forward=forward, backward=backward)
+    transformed = autograd_function(operator, forward=operator, setup_context=setup_context, backward=backward, jvp=jvp)
     transformed.generate_vmap_rule = True
 
     def call(*args: Any) -> Any:

@@ -64,7 +64,7 @@ def sinkhorn(
         return empty_weights(scores, relaxation)
     if backend == "auto" and isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0):
         return _softmax(scores, mask, row_mass, col_mass)
-    return chosen.forward(call) if chosen.composite else normalize(call, chosen).weights
+    return chosen.forward(call) if chosen.composite else normalize.output(call, chosen)
 
 
 def check_problem(
@@ -72,7 +72,8 @@ def check_problem(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Check the tensors of a call; give mask and masses the rank of the scores."""
     checks.tensor(caller, "scores", scores, min_dim=2)
-    checks.one_device(caller, "scores", scores, mask=mask, row_mass=row_mass, col_mass=col_mass)
+    if mask is not None or row_mass is not None or col_mass is not None:
+        checks.one_device(caller, "scores", scores, mask=mask, row_mass=row_mass, col_mass=col_mass)
     *lead, n, m = scores.shape
     if mask is not None:
         checks.mask(caller, "mask", mask, scores.shape, "scores")

@@ -9,18 +9,18 @@ from sinkformers.attention import log_domain
 from sinkformers.attention.backends.torch import implicit_gradients
 from sinkformers.attention.call import AttentionCall, AttentionResult, Gradients
 from sinkformers.core.backend import Backend
-from sinkformers.core.backends.native import missing_warning, why_not_on
+from sinkformers.core.backends.native import both_safe, missing_warning, why_not_on
 from sinkformers.core.description import describe
 from sinkformers.core.ranges import SAFE_PRODUCT, masked_bias
 
-_TENSORS = [field.name for field in describe(AttentionCall).tensors]
+_OPTIONAL = [field.name for field in describe(AttentionCall).tensors if field.optional]
 
 
 class Native(Backend):
     name = "native"
 
     def why_not(self, call: AttentionCall) -> str | None:
-        return why_not_on(call.query.device) or _unknown_tensors(call)
+        return why_not_on(call.query.device) or _unread_tensors(call)
 
     def warning(self, call: AttentionCall) -> str | None:
         return missing_warning(call.query.device)
@@ -29,34 +29,48 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        result = AttentionResult(*native.attention_forward(*_arguments(call)))
-        log_domain.recompute_output(call, result.out, result.safe)
-        return result
+        out, state, safe = native.attention_forward(**_arguments(call))
+        assert safe is not None
+        log_domain.recompute_output(call, out, safe)
+        u, s, r = state
+        return AttentionResult(out, u, s, r, safe)
+
+    def forward_eager(self, call: AttentionCall) -> AttentionResult:
+        """The result with all vectors in the place of the first, and None for `safe` where all heads are."""
+        from sinkformers.kernels import native
+
+        call = call.in_working_dtype()
+        out, (state,), safe = native.attention_forward(**_arguments(call), packed=True)
+        if safe is not None:
+            log_domain.recompute_output(call, out, safe)
+        return AttentionResult._make((out, state, None, None, safe))
+
+    def described(self, call: AttentionCall, result: AttentionResult) -> AttentionResult:
+        from sinkformers.kernels import native
+
+        (*lead, n, _), m = call.query.shape, call.key.shape[-2]
+        return AttentionResult(result.out, *native.state_sizes(n, m, call.n_iters).unpack(result.rows, lead))
 
     def backward(
         self, call: AttentionCall, result: AttentionResult, d_output: Tensor, needed: dict[str, bool]
     ) -> dict[str, Tensor | None]:
+        from sinkformers.kernels import native
+
         if call.implicit:
             return implicit_gradients(call, d_output, needed)
         call = call.in_working_dtype()
-        d_out = d_output.to(call.query.dtype)
-        saved = {"out": result.out, "u": result.rows, "s": result.cols, "r": result.shift}
-        lead, bias = call.query.shape[:-2], call.bias if needed["bias"] else None
-        bias_lead = None if bias is None else _summed_lead(bias, lead) if result.safe.all() else lead
-        grads, safe = _gradients(call, d_out, saved, bias_lead)
-        if bias_lead not in (None, lead) and not safe.all():  # one head that is not safe would spoil the sum
-            grads, safe = _gradients(call, d_out, saved, lead)
-        log_domain.recompute_gradients(call, d_out, grads, safe & result.safe)
-        return grads._asdict()
-
-
-def _gradients(
-    call: AttentionCall, d_out: Tensor, saved: dict[str, Tensor], bias_lead: torch.Size | None
-) -> tuple[Gradients, Tensor]:
-    from sinkformers.kernels import native
-
-    *grads, safe = native.attention_backward(*_arguments(call), d_out=d_out, saved=saved, bias_lead=bias_lead)
-    return Gradients(*grads), safe
+        d_out = d_output if d_output.dtype == call.query.dtype else d_output.to(call.query.dtype)
+        state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
+        arguments = {**_arguments(call), "d_out": d_out, "out": result.out, "state": state}
+        whole = call.query.shape[:-2]
+        bias_lead = _summed_lead(call.bias, whole) if needed["bias"] and call.bias is not None else None
+        *parts, safe = native.attention_backward(**arguments, bias_lead=bias_lead)
+        safe = both_safe(safe, result.safe)
+        if safe is not None and not safe.all():
+            if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
+                *parts, _ = native.attention_backward(**arguments, bias_lead=whole)
+            log_domain.recompute_gradients(call, d_out, Gradients(*parts), safe)
+        return Gradients(*parts)._asdict()
 
 
 def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
@@ -64,30 +78,31 @@ def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
     if not lead:
         return lead
     *others, heads = bias.shape[:-2]
-    whole = others if all(size == 1 for size in others) else lead[:-1]
-    return torch.Size((*whole, heads))
+    first = others if all(size == 1 for size in others) else lead[:-1]
+    return torch.Size((*first, heads))
 
 
-def _arguments(call: AttentionCall) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-    """The tensors and the numbers of a call, by the names of the kernels' fields."""
-    tensors = {name: getattr(call, name) for name in _TENSORS}
-    seed = tensors.pop("seed")
-    settings = {
-        "n_iters": call.n_iters,
-        "scale": call.scale,
-        "l2": call.l2,
-        "dropout_p": call.dropout_p,
-        "drops": seed is not None,
-        "seed": 0 if seed is None else int(seed),
-        "masked_bias": 0.0 if call.bias is None else masked_bias(call.bias.dtype),
-        "safe_product": SAFE_PRODUCT[call.query.dtype],
-    }
-    return tensors, settings
+def _arguments(call: AttentionCall) -> dict[str, Any]:
+    """The arguments of the kernels; tensors and settings by the names of their fields, those left out being zero."""
+    tensors = {"query": call.query, "key": call.key, "value": call.value}
+    for name in _OPTIONAL:
+        if getattr(call, name) is not None:
+            tensors[name] = getattr(call, name)
+    settings = (("scale", call.scale), ("l2", call.l2), ("safe_product", SAFE_PRODUCT[call.query.dtype]))
+    if call.bias is not None:
+        settings += (("masked_bias", masked_bias(call.bias.dtype)),)
+    if call.seed is not None:
+        settings += (("drops", True), ("dropout_p", call.dropout_p))
+    seed = 0 if call.seed is None else int(tensors.pop("seed"))
+    return {"tensors": tensors, "settings": settings, "n_iters": call.n_iters, "seed": seed}
 
 
-def _unknown_tensors(call: AttentionCall) -> str | None:
+def _unread_tensors(call: AttentionCall) -> str | None:
+    given = [name for name in _OPTIONAL if getattr(call, name) is not None]
+    if not given:
+        return None
     from sinkformers.kernels import native
 
-    known = native.attention_fields()
-    unknown = [name for name in _TENSORS if name not in known and getattr(call, name) is not None]
-    return f"the compiled kernels do not read {', '.join(unknown)}" if unknown else None
+    fields = native.attention_fields()
+    unread = [name for name in given if name not in fields]
+    return f"the compiled kernels do not read {', '.join(unread)}" if unread else None

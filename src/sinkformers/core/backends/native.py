@@ -7,8 +7,10 @@ from torch import Tensor
 
 from sinkformers.core import unrolled
 from sinkformers.core.call import NormalizeBackend, NormalizeCall, NormalizeResult
+from sinkformers.core.modes import CPU
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.ranges import SAFE_PRODUCT
+from sinkformers.core.state import no_state
 
 
 class Native(NormalizeBackend):
@@ -28,30 +30,50 @@ class Native(NormalizeBackend):
     def forward(self, call: NormalizeCall) -> NormalizeResult:
         from sinkformers.kernels import native
 
-        weights, u, s, r, safe = native.operator_forward(**self._operands(call))
-        if not safe.all():
-            part, tau = unrolled.select_part(call.problem(), call.working_tau(), ~safe)
-            weights[~safe], _ = unrolled.forward(part, tau, call.definition())
-        return NormalizeResult(weights.to(call.scores.dtype), u, s, r, safe)
+        weights, state, safe = native.operator_forward(**self._operands(call))
+        assert safe is not None
+        u, s, r = state
+        return NormalizeResult(_recomputed(call, weights, safe).to(call.scores.dtype), u, s, r, safe)
+
+    def forward_eager(self, call: NormalizeCall) -> NormalizeResult:
+        """The result with all vectors in the place of the first, and None for `safe` where all matrices are."""
+        from sinkformers.kernels import native
+
+        operands = self._operands(call)
+        weights, (state,), safe = native.operator_forward(packed=True, **operands)
+        if safe is not None:
+            weights = _recomputed(call, weights, safe)
+        if weights.dtype != call.scores.dtype:
+            weights = weights.to(call.scores.dtype)
+        return NormalizeResult._make((weights, None if operands["tiny"] else state, None, None, safe))
+
+    def described(self, call: NormalizeCall, result: NormalizeResult) -> NormalizeResult:
+        from sinkformers.kernels import native
+
+        *lead, n, m = call.scores.shape
+        if result.rows is not None:
+            return NormalizeResult(result.weights, *native.state_sizes(n, m, call.n_iters).unpack(result.rows, lead))
+        state = no_state(call.scores.new_empty(0, dtype=working_dtype(call.scores.dtype)), lead, n, m)
+        return NormalizeResult(result.weights, *(state if result.safe is None else state._replace(safe=result.safe)))
 
     def backward(
         self, call: NormalizeCall, result: NormalizeResult, d_output: Tensor, needed: dict[str, bool]
     ) -> dict[str, Tensor | None]:
         from sinkformers.kernels import native
 
-        state = result.state()
-        d_weights = d_output.to(working_dtype(d_output.dtype))
-        saved = {"u": state.rows, "s": state.cols, "r": state.shift}
-        d_scores, d_tau, safe = native.operator_backward(d_weights=d_weights, saved=saved, **self._operands(call))
-        safe = safe & state.safe
-        if not safe.all():
+        dtype = working_dtype(d_output.dtype)
+        d_weights = d_output if d_output.dtype == dtype else d_output.to(dtype)
+        state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
+        d_scores, d_tau, safe = native.operator_backward(d_weights=d_weights, state=state, **self._operands(call))
+        safe = both_safe(safe, result.safe)
+        if safe is not None and not safe.all():
             part, tau = unrolled.select_part(call.problem(), call.working_tau(), ~safe)
             definition = call.definition()
             _, again = unrolled.forward(part, tau, definition)
             weights, kernel = unrolled.recompute_weights(part, tau, definition, again)
             d_part = d_weights[~safe].masked_fill(part.scores == -torch.inf, 0.0)
             d_scores[~safe], d_part_tau = unrolled.backward(part, tau, definition, again, kernel, weights, d_part)
-            if d_part_tau is not None:
+            if d_tau is not None and d_part_tau is not None:
                 d_tau[~safe] = d_part_tau
         return {"scores": d_scores, "tau": d_tau}
 
@@ -65,7 +87,7 @@ class Native(NormalizeBackend):
             scores = scores.masked_fill(~call.mask, -torch.inf)
         tau = call.working_tau()
         return {
-            "scores": scores.to(dtype),
+            "scores": scores if scores.dtype == dtype else scores.to(dtype),
             "row_weight": weight,
             "col_target": target,
             "tau": None if tau is None else tau.expand(call.scores.shape[:-2]),
@@ -75,9 +97,24 @@ class Native(NormalizeBackend):
         }
 
 
+def _recomputed(call: NormalizeCall, weights: Tensor, safe: Tensor) -> Tensor:
+    """The weights, with those of the matrices that are not safe overwritten."""
+    if not safe.all():
+        part, tau = unrolled.select_part(call.problem(), call.working_tau(), ~safe)
+        weights[~safe], _ = unrolled.forward(part, tau, call.definition())
+    return weights
+
+
+def both_safe(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Where two passes are safe, (...); None means everywhere."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
 def why_not_on(device: torch.device) -> str | None:
     """The reason why the compiled kernels cannot be used on a device, or None where they can."""
-    if device.type not in ("cpu", "meta"):
+    if device != CPU and device.type != "meta":
         return f"the compiled kernels are for the CPU, and the tensors are on {device}"
     from sinkformers.kernels import native
 

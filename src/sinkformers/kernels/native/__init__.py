@@ -16,6 +16,7 @@ from sinkformers.kernels.native.binding import (
     use_instruction_set,
     workspace_limit,
 )
+from sinkformers.kernels.native.state import state_sizes
 
 __all__ = [
     "DEFAULT_WORKSPACE",
@@ -30,6 +31,7 @@ __all__ = [
     "release_workspace",
     "set_workspace_limit",
     "smallest_exponent",
+    "state_sizes",
     "use_instruction_set",
     "workspace_limit",
 ]

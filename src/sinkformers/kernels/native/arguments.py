@@ -7,6 +7,8 @@ so that nothing a kernel reads or writes can be freed before it returns.
 
 import ctypes
 import struct
+from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -35,20 +37,27 @@ class Layout:
             self.places[name] = count
             count += len(_KINDS[kind])
             form += _KINDS[kind]
-        self.packer, self.zeros = struct.Struct(form), [0] * count
+        self.packer, self.values = struct.Struct(form), [0] * count
+
+    def filled(self, **numbers: Any) -> "Layout":
+        """The layout with the values of some fields set, for all calls that have them in common."""
+        filled = copy(self)
+        filled.values = self.values.copy()
+        for name, number in numbers.items():
+            filled.values[self.places[name]] = number
+        return filled
 
 
 class Arguments:
-    """The values of one call. A field that is not set is zero, or a null pointer."""
+    """The values of one call. A field that is not set is zero, or a null pointer.
+
+    Tensors are read through `resolve_neg`: a negative view stores the opposite of what it shows.
+    """
 
     def __init__(self, layout: Layout, **numbers: Any) -> None:
-        self.layout, self._values, self._tensors = layout, layout.zeros.copy(), []
-        self.set(**numbers)
-
-    def set(self, **numbers: Any) -> None:
-        values, places = self._values, self.layout.places
+        self.layout, self._values, self._tensors = layout, layout.values.copy(), []
         for name, number in numbers.items():
-            values[places[name]] = number
+            self._values[layout.places[name]] = number
 
     def packed(self) -> bytes:
         return self.layout.packer.pack(*self._values)
@@ -62,18 +71,24 @@ class Arguments:
         for name, tensor in tensors.items():
             if tensor is not None:
                 assert tensor.is_contiguous(), name
-                assert not tensor.is_neg(), name
                 self._values[self.layout.places[name]] = self._address(tensor)
 
     def read(self, **tensors: Tensor | None) -> None:
         """Set pointers to inputs, copied where they are not contiguous."""
         for name, tensor in tensors.items():
             if tensor is not None:
-                self._values[self.layout.places[name]] = self._address(_plain(tensor).contiguous())
+                self._values[self.layout.places[name]] = self._address(tensor.resolve_neg().contiguous())
+
+    def divide(self, memory: Tensor, offsets: Mapping[str, int]) -> None:
+        """Set pointers to parts of one tensor, by the number of elements before each part; copied as `read` does."""
+        values, places, size = self._values, self.layout.places, memory.element_size()
+        address = self._address(memory.resolve_neg().contiguous())
+        for name, offset in offsets.items():
+            values[places[name]] = address + offset * size
 
     def read_strided(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to an input (b, h, i) or (b, h, i, j), with stride 0 along axes of size 1."""
-        place, tensor = self.layout.places[name], _plain(tensor)
+        place, tensor = self.layout.places[name], tensor.resolve_neg()
         shape, steps = tensor.shape, tensor.stride()
         if 1 in shape:
             steps = [0 if size == 1 else step for size, step in zip(shape, steps, strict=True)]
@@ -82,18 +97,16 @@ class Arguments:
     def write_strided(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to a contiguous output (b, h, i, j), with stride 0 along axes of size 1."""
         assert tensor.is_contiguous(), name
-        assert not tensor.is_neg(), name
         self.read_strided(name, tensor)
 
     def read_tokens(self, name: str, tensor: Tensor) -> None:
         """Set a strided field to tokens (b, h, i, features), copied where their features are not adjacent."""
-        adjacent = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-        self.read_strided(name, tensor if adjacent else tensor.contiguous())
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor with its values in memory: a negative view stores the opposite of what it shows."""
-    return tensor.resolve_neg()
+        place, tensor = self.layout.places[name], tensor.resolve_neg()
+        steps = tensor.stride()
+        if steps[3] != 1 and tensor.shape[3] != 1:
+            tensor = tensor.contiguous()
+            steps = tensor.stride()
+        self._values[place : place + 5] = (self._address(tensor), *steps)
 
 
 def stated_layouts(library: ctypes.CDLL) -> tuple[Layout, Layout] | str:

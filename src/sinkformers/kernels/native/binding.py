@@ -5,14 +5,16 @@ built, `missing` says why, and the rest is not called.
 """
 
 import ctypes
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from functools import lru_cache
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinkformers.kernels.native.arguments import Arguments, Layout, stated_layouts
+from sinkformers.kernels.native.state import StateSizes, flags, packed_state, state_sizes
 
 # What the kernels may keep as exponentiated scores, in all threads together; other rows are recomputed in each pass.
 DEFAULT_WORKSPACE = 64 * 2**20
@@ -111,83 +113,135 @@ def _batch_and_heads(lead: torch.Size) -> tuple[int, int]:
     return (lead[:-1].numel(), lead[-1]) if len(lead) > 1 else (lead.numel(), 1)
 
 
-def _attention(tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]) -> Arguments:
+_TOKENS = ("query", "key", "value")
+Settings = tuple[tuple[str, float], ...]
+"""Numbers by the names of their fields; hashable, so that what follows from them is computed once."""
+
+
+def _attention(tensors: Mapping[str, Tensor], settings: Settings, n_iters: int, seed: int) -> Arguments:
     """The arguments of a call, with its inputs: every tensor and every number goes into the field of its name."""
-    query, key, value = _tokens(tensors)
-    lead, dtype = query.shape[:-2], query.dtype
-    args = Arguments(_loaded().attention, **settings)
+    query = tensors["query"]
+    lead = query.shape[:-2]
+    sizes = (query.shape, tensors["value"].shape, torch.get_num_threads(), _workspace)
+    args = Arguments(_filled(settings, n_iters, *sizes), seed=seed)
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
         tensor = tensor if len(lead) == 2 else _lead_of_two(tensor, lead)
-        if name in ("query", "key", "value"):
+        if name in _TOKENS:
             args.read_tokens(name, tensor)
         else:
-            args.read_strided(name, tensor if tensor.dtype == torch.bool else tensor.to(dtype))
-    batch, heads = lead if len(lead) == 2 else _lead_of_two(query, lead).shape[:2]
-    args.set(
-        batch=batch, heads=heads, n=query.shape[-2], m=key.shape[-2], d=query.shape[-1], e=value.shape[-1],
-        threads=torch.get_num_threads(), workspace=_workspace,
-    )  # fmt: skip
+            args.read_strided(name, tensor if tensor.dtype == torch.bool else tensor.to(query.dtype))
     return args
 
 
-def _call(name: str, args: Arguments, dtype: torch.dtype) -> None:
-    if _loaded().functions[name](args.packed(), dtype == torch.float64) == 1:
+@lru_cache(maxsize=1024)
+def _filled(
+    settings: Settings, n_iters: int, query: torch.Size, value: torch.Size, threads: int, workspace: int
+) -> Layout:
+    """The layout of attention, with the numbers of a call filled in."""
+    (*lead, n, d), (*_, m, e) = query, value
+    return _loaded().attention.filled(
+        batch=prod(lead[: max(1, len(lead) - 1)]), heads=lead[-1] if len(lead) > 1 else 1, n=n, m=m, d=d, e=e,
+        n_iters=n_iters, threads=threads, workspace=workspace, **dict(settings),
+    )  # fmt: skip
+
+
+def _call(name: str, args: Arguments, dtype: torch.dtype, matrices: int) -> bool:
+    """Run a kernel, and return whether all matrices are safe."""
+    if matrices == 0:
+        return True
+    code = _loaded().functions[name](args.packed(), dtype == torch.float64)
+    if code == 1:
         raise MemoryError("sinkformers: the native kernels could not get their workspace.")
+    return code == 0
+
+
+def _run_forward(
+    name: str, args: Arguments, like: Tensor, lead: Sequence[int], sizes: StateSizes, packed: bool
+) -> tuple[list[Tensor], Tensor | None]:
+    """Allocate the state, run a kernel, and return the state and `safe`."""
+    matrices = prod(lead)
+    if packed:
+        length, parts = packed_state(sizes, matrices)
+        memory = like.new_empty(length)
+        args.divide(memory, parts)
+        return [memory], None if _call(name, args, like.dtype, matrices) else flags(memory, lead)
+    u, s, r = (like.new_empty(shape) for shape in sizes.shapes(lead))
+    safe = like.new_empty(lead, dtype=torch.bool)
+    args.write(u=u, s=s, r=r, safe=safe)
+    _call(name, args, like.dtype, matrices)
+    return [u, s, r], safe
+
+
+def _run_backward(
+    name: str,
+    args: Arguments,
+    like: Tensor,
+    lead: Sequence[int],
+    sizes: StateSizes,
+    state: Sequence[Tensor],
+    d_tau: Tensor | None,
+) -> Tensor | None:
+    """Pass the state, run a kernel, and return `safe`, or None where all matrices are."""
+    matrices = prod(lead)
+    if len(state) == 1:
+        args.divide(state[0], packed_state(sizes, matrices)[1])
+    elif state:
+        args.read(**dict(zip(("u", "s", "r"), state, strict=True)))
+    memory = like.new_empty(2 * matrices)
+    args.divide(memory, {"d_tau": 0, "safe": matrices})  # the kernels write a gradient of tau in any case
+    args.write(d_tau=d_tau)
+    return None if _call(name, args, like.dtype, matrices) else flags(memory, lead)
 
 
 def attention_forward(
-    tensors: Mapping[str, Tensor | None], settings: Mapping[str, Any]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output (…, n, e), scalings u (…, rows, n), column sums s (…, cols, m), row maxima r (…, n), and safe (…).
+    tensors: Mapping[str, Tensor], settings: Settings, *, n_iters: int, seed: int, packed: bool = False
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Output (…, n, e), state, and safe (…), which is None where `packed` and all matrices are safe.
 
-    `tensors` holds query, key and value, and what else the structure takes, by name; `settings` holds its numbers.
+    `tensors` holds query, key and value, and what else the structure takes, by name; `settings` holds its numbers,
+    except those that differ from call to call.
+    The state is u (…, rows, n), s (…, cols, m) and r (…, n), or with `packed` one tensor that holds them all.
     Where `safe` is False the scalings left the floating-point range, and the output of that matrix must not be used.
     """
-    query, key, value = _tokens(tensors)
-    (*lead, n, _), m, e, n_iters = query.shape, key.shape[-2], value.shape[-1], settings["n_iters"]
-    out = query.new_empty((*lead, n, e))
-    u, s = query.new_empty((*lead, (n_iters + 1) // 2, n)), query.new_empty((*lead, n_iters // 2, m))
-    r, safe = query.new_empty((*lead, n)), query.new_empty(lead, dtype=torch.bool)
-    if safe.numel():
-        args = _attention(tensors, settings)
-        args.write(out=out, u=u, s=s, r=r, safe=safe)
-        _call("attention_forward", args, query.dtype)
-    return out, u, s, r, safe
+    query, value = tensors["query"], tensors["value"]
+    (*lead, n, _), (*_, m, e) = query.shape, value.shape
+    out, args = query.new_empty(*lead, n, e), _attention(tensors, settings, n_iters, seed)
+    args.write(out=out)
+    state, safe = _run_forward("attention_forward", args, query, lead, state_sizes(n, m, n_iters), packed)
+    return out, state, safe
 
 
 def attention_backward(
-    tensors: Mapping[str, Tensor | None],
-    settings: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
     *,
+    n_iters: int,
+    seed: int,
     d_out: Tensor,
-    saved: Mapping[str, Tensor],
+    out: Tensor,
+    state: Sequence[Tensor],
     bias_lead: torch.Size | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of query, key, value, of the bias and of tau (…), and safe (…).
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of query, key, value, of the bias, of tau (…) if given, and safe (…).
 
-    `saved` is what the forward pass returned, without `safe`: out, u, s, r. The gradient of the bias is (*bias_lead, n,
-    m), None for None. It is summed over the leading axes of size 1 in `bias_lead`, and of use only if all are safe.
+    `out` and `state` are those of the forward pass, in either form. `safe` is None where all matrices are safe. The
+    gradient of the bias is (*bias_lead, n, m), None for None. It is summed over the leading axes of size 1 in
+    `bias_lead`, and then of use only if all matrices are safe.
     """
-    query, key, value = _tokens(tensors)
-    lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
-    d_query, d_key, d_value = (x.new_empty(x.shape) for x in (query, key, value))
-    d_bias = None if bias_lead is None else query.new_empty((*bias_lead, n, m))
-    d_tau, safe = query.new_empty(lead), query.new_empty(lead, dtype=torch.bool)
-    if safe.numel():
-        args = _attention(tensors, settings)
-        args.read_tokens("d_out", _lead_of_two(d_out, lead))
-        args.read(**saved)
-        args.write(d_query=d_query, d_key=d_key, d_value=d_value, d_tau=d_tau, safe=safe)
-        if d_bias is not None:
-            args.write_strided("d_bias", d_bias.view(*_batch_and_heads(d_bias.shape[:-2]), n, m))
-        _call("attention_backward", args, query.dtype)
+    query, key, value = tensors["query"], tensors["key"], tensors["value"]
+    (*lead, n, _), m = query.shape, key.shape[-2]
+    d_query, d_key, d_value = query.new_empty(*query.shape), key.new_empty(*key.shape), value.new_empty(*value.shape)
+    d_bias = None if bias_lead is None else query.new_empty(*bias_lead, n, m)
+    d_tau = query.new_empty(lead) if "tau" in tensors else None
+    args = _attention(tensors, settings, n_iters, seed)
+    args.read_tokens("d_out", d_out if len(lead) == 2 else _lead_of_two(d_out, query.shape[:-2]))
+    args.read(out=out)
+    args.write(d_query=d_query, d_key=d_key, d_value=d_value)
+    if d_bias is not None:
+        args.write_strided("d_bias", d_bias.view(*_batch_and_heads(d_bias.shape[:-2]), n, m))
+    sizes = state_sizes(n, m, n_iters)
+    safe = _run_backward("attention_backward", args, query, lead, sizes, state, d_tau)
     return d_query, d_key, d_value, d_bias, d_tau, safe
-
-
-def _tokens(tensors: Mapping[str, Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-    return tensors["query"], tensors["key"], tensors["value"]  # pyright: ignore[reportReturnType]
 
 
 # Matrices up to this size, without masses, are distributed over the lanes of a vector, and keep nothing for backward.
@@ -195,32 +249,38 @@ TINY = 16
 
 
 def _operator(scores: Tensor, n_iters: int, safe_product: float, **tensors: Tensor | None) -> Arguments:
-    *_, n, m = scores.shape
-    args = Arguments(
-        _loaded().operator, batch=scores.numel() // (n * m), n=n, m=m, n_iters=n_iters, threads=torch.get_num_threads(),
-        safe_product=safe_product,
-    )  # fmt: skip
+    args = Arguments(_filled_operator(scores.shape, n_iters, safe_product, torch.get_num_threads()))
     args.read(scores=scores, **tensors)
     return args
 
 
+@lru_cache(maxsize=1024)
+def _filled_operator(scores: torch.Size, n_iters: int, safe_product: float, threads: int) -> Layout:
+    *lead, n, m = scores
+    numbers = {"n_iters": n_iters, "safe_product": safe_product, "threads": threads}
+    return _loaded().operator.filled(batch=prod(lead), n=n, m=m, **numbers)
+
+
+@lru_cache(maxsize=1024)
+def _operator_sizes(n: int, m: int, n_iters: int, *, tiny: bool) -> StateSizes:
+    """The sizes of the state of `operator_forward`: no vectors where `tiny`."""
+    return StateSizes(0, n, 0, m, 0) if tiny else state_sizes(n, m, n_iters)
+
+
 def operator_forward(
-    scores: Tensor, *, n_iters: int, tiny: bool, safe_product: float, **tensors: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Weights (…, n, m), u (…, rows, n), s (…, cols, m), r (…, n) and safe (…); no vectors where `tiny`.
+    scores: Tensor, *, n_iters: int, tiny: bool, safe_product: float, packed: bool = False, **tensors: Tensor | None
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Weights (…, n, m), state and safe (…) as in `attention_forward`; no vectors where `tiny`.
 
     `tensors` are row_weight (…, n), col_target (…, m) and tau (…), all of the scores' dtype; scores are minus infinity
     where masked. Without row weights and column targets, columns aim at (valid rows)/(valid columns).
     """
     *lead, n, m = scores.shape
-    weights, safe = scores.new_empty(scores.shape), scores.new_empty(lead, dtype=torch.bool)
-    rows, cols, maxima = (0, 0, 0) if tiny else ((n_iters + 1) // 2, n_iters // 2, n)
-    u, s, r = (scores.new_empty((*lead, *shape)) for shape in ((rows, n), (cols, m), (maxima,)))
-    if safe.numel():
-        args = _operator(scores, n_iters, safe_product, **tensors)
-        args.write(weights=weights, u=u, s=s, r=r, safe=safe)
-        _call("tiny_forward" if tiny else "operator_forward", args, scores.dtype)
-    return weights, u, s, r, safe
+    weights, args = scores.new_empty(*scores.shape), _operator(scores, n_iters, safe_product, **tensors)
+    args.write(weights=weights)
+    name, sizes = "tiny_forward" if tiny else "operator_forward", _operator_sizes(n, m, n_iters, tiny=tiny)
+    state, safe = _run_forward(name, args, scores, lead, sizes, packed)
+    return weights, state, safe
 
 
 def operator_backward(
@@ -230,16 +290,15 @@ def operator_backward(
     tiny: bool,
     safe_product: float,
     d_weights: Tensor,
-    saved: Mapping[str, Tensor],
+    state: Sequence[Tensor],
+    tau: Tensor | None,
     **tensors: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the scores (…, n, m) and of tau (…), and safe (…). `saved` is u, s, r of the forward pass."""
-    lead = scores.shape[:-2]
-    d_scores, d_tau = scores.new_empty(scores.shape), scores.new_empty(lead)
-    safe = scores.new_empty(lead, dtype=torch.bool)
-    if safe.numel():
-        args = _operator(scores, n_iters, safe_product, **tensors)
-        args.read(d_weights=d_weights, **saved)
-        args.write(d_scores=d_scores, d_tau=d_tau, safe=safe)
-        _call("tiny_backward" if tiny else "operator_backward", args, scores.dtype)
-    return d_scores, d_tau, safe
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the scores (…, n, m), of tau (…) if given, and safe (…), as in `attention_backward`."""
+    *lead, n, m = scores.shape
+    d_scores, d_tau = scores.new_empty(*scores.shape), None if tau is None else scores.new_empty(lead)
+    args = _operator(scores, n_iters, safe_product, tau=tau, **tensors)
+    args.read(d_weights=d_weights)
+    args.write(d_scores=d_scores)
+    name, sizes = "tiny_backward" if tiny else "operator_backward", _operator_sizes(n, m, n_iters, tiny=tiny)
+    return d_scores, d_tau, _run_backward(name, args, scores, lead, sizes, state, d_tau)
