@@ -189,19 +189,21 @@ template <class T> struct Head {
     int live_columns() const { return std::min(columns.to, live_m) - columns.from; }
     // The columns at hand of a right-hand side that is packed in panels.
     Right<T> packed_at(const T *base, int depth) const { return packed(base + (size_t)columns.from * depth, depth); }
-    void scores(int i0, int rows) {
+    // Without bias and masks of entries.
+    void products(int i0, int rows) {
         T *c = rows_of_kernel(i0);
         product<T, SET>(rows, columns.count(), d, q + (size_t)i0 * dp, dp, 1, packed_at(kt, d), start + columns.from, c,
                         ld);
-        if (masks.masked || masks.bias)
-            for (int i = 0; i < rows; i++) masks.admit(i0 + i, c + (size_t)i * ld, columns);
     }
     // Scores and exponentials with known maxima: the kernel a second time.
     void again(int i0, int rows) {
-        scores(i0, rows);
-        for (int i = 0; i < rows; i++)
-            exponentiate(rows_of_kernel(i0) + (size_t)i * ld, rows_of_kernel(i0) + (size_t)i * ld,
-                         ((T *)args.r)[(size_t)index * n + row_at[i0 + i]], columns.count());
+        products(i0, rows);
+        T *c = rows_of_kernel(i0);
+        for (int i = 0; i < rows; i++, c += ld) {
+            const T shift = ((T *)args.r)[(size_t)index * n + row_at[i0 + i]];
+            if (masks.needed()) masks.complete_and_exponentiate(i0 + i, c, columns, shift);
+            else exponentiate(c, c, shift, columns.count());
+        }
     }
     template <class F> void blocks(bool back, F &&f) {
         int from, to;

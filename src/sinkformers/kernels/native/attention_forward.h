@@ -69,11 +69,12 @@ template <class T> struct Forward : Head<T> {
         std::fill(sum, sum + this->cols, (T)0);
         for (int j = 0; j < this->cols; j++) this->vv[j] = 1;
         this->blocks(false, [&](int i0, int rows) {
-            this->scores(i0, rows);
+            this->products(i0, rows);
             T *c = this->rows_of_kernel(i0);
             for (int i = 0; i < rows; i++) {
                 T *row = c + (size_t)i * this->ld;
-                const T top = row_max(row, this->columns.count());
+                const T top = this->masks.needed() ? this->masks.complete(i0 + i, row, this->columns)
+                                                   : row_max(row, this->columns.count());
                 this->saved(this->args.r, 1, 0, this->n)[this->row_at[i0 + i]] = top;
                 this->u[i0 + i] = 1 / exponentiate(row, row, top, this->columns.count());
             }

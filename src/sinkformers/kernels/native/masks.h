@@ -204,23 +204,42 @@ template <class T> struct Masks {
         }
         return {from / PANEL<T> * PANEL<T>, std::min(round_up(to, COLUMNS<T>), round_up(cols, COLUMNS<T>))};
     }
-    // Scores of valid row i, c in some of the columns: the bias is added, and what is masked becomes minus infinity.
-    void admit(int i, T *c, Columns which) const {
-        const int count = std::min(which.to, live_m) - which.from;
+    // Whether scores need more than a product.
+    bool needed() const { return masked || bias; }
+    // Calls f(j, scores) along the scores c of valid row i in some of the columns, with the bias added, and minus
+    // infinity where masked.
+    template <class F> void along_row(int i, const T *c, Columns which, F &&f) const {
+        const int count = std::min(which.to, live_m) - which.from, whole = count / LANES<T> * LANES<T>;
         const int32_t *columns = prefix ? nullptr : col_at;
         const T *row = bias_row(row_at[i], columns, which.from, count);
+        const uint8_t *flags = masked ? entries_row(row_at[i], columns, which.from, count) : nullptr;
+        const T lowest = -std::numeric_limits<T>::infinity();
         if (!masked)
-            return along<T>(
-                count, [&](int j) { store(c + j, load(c + j) + load(row + j)); },
-                [&](int j, int some) { store(c + j, load(c + j) + load_some(row + j, some, (T)0)); });
-        const uint8_t *flags = entries_row(row_at[i], columns, which.from, count);
-        const Vec<T> lowest = splat(-std::numeric_limits<T>::infinity());
-        for (int j = 0; j < count; j += LANES<T>) {
-            const int some = std::min(LANES<T>, count - j);
-            Vec<T> x = load(c + j);
-            if (row) x += some == LANES<T> ? load(row + j) : load_some(row + j, some, (T)0);
-            store(c + j, valid(row, flags, j, some) != 0 ? x : lowest);
-        }
+            for (int j = 0; j < whole; j += LANES<T>) f(j, load(c + j) + load(row + j));
+        else if (!row)
+            for (int j = 0; j < whole; j += LANES<T>)
+                f(j, nonzero<T>(flags + j, LANES<T>) != 0 ? load(c + j) : splat(lowest));
+        else
+            for (int j = 0; j < whole; j += LANES<T>)
+                f(j, valid(row, flags, j, LANES<T>) != 0 ? load(c + j) + load(row + j) : splat(lowest));
+        if (whole == count) return;
+        const Vec<T> x = load(c + whole) + (row ? load_some(row + whole, count - whole, (T)0) : Vec<T>{});
+        f(whole, masked ? valid(row, flags, whole, count - whole) != 0 ? x : splat(lowest) : x);
+    }
+    // The scores c of valid row i completed; returns the largest.
+    T complete(int i, T *c, Columns which) const {
+        Vec<T> top = splat(-std::numeric_limits<T>::infinity());
+        along_row(i, c, which, [&](int j, Vec<T> x) {
+            store(c + j, x);
+            top = larger<T>(x, top);
+        });
+        return most<T>(top);
+    }
+    // The same, and their exponentials.
+    void complete_and_exponentiate(int i, T *c, Columns which, T shift) const {
+        const Vec<T> by = splat(shift);
+        along_row(i, c, which, [&](int j, Vec<T> x) { store(c + j, exponential(x - by)); });
+        for (int j = round_up(std::min(which.to, live_m) - which.from, LANES<T>); j < which.count(); j++) c[j] = 0;
     }
 };
 } // namespace ISA

@@ -77,11 +77,14 @@ template <class T> struct Matrix {
         const int valid_cols = count(saved(args.s, col_steps, 0, m), m);
         aim = valid_cols ? (T)count(saved(args.u, rows_steps, 0, n), n) / (T)valid_cols : 1;
     }
-    // exp(score − shift) of row i, with zeros in the columns that fill up a vector; returns the sum.
-    T make_row(int i, T *to, T shift) const {
-        const T total = exponentiate(scores(i), to, shift, m);
-        for (int j = m; j < cols; j++) to[j] = 0;
-        return total;
+    // exp(score − shift) of some rows and their sums, with zeros in the columns that fill up a vector.
+    void make_rows(int i0, int rows, T *to, const T *shifts, T *sums) const {
+        int i = 0;
+        for (; i + 4 <= rows; i += 4)
+            exponentiate_rows<T, 4>(scores(i0 + i), m, to + (size_t)i * ld, ld, shifts + i, sums + i, m);
+        for (; i < rows; i++)
+            exponentiate_rows<T, 1>(scores(i0 + i), m, to + (size_t)i * ld, ld, shifts + i, sums + i, m);
+        for (i = 0; m < cols && i < rows; i++) std::fill(to + (size_t)i * ld + m, to + (size_t)i * ld + cols, (T)0);
     }
     template <class F> void blocks(F &&f) const {
         int from, to;
@@ -154,8 +157,7 @@ template <class T> struct MatrixForward : Matrix<T> {
         std::fill(sum, sum + this->cols, (T)0);
         this->blocks([&](int i0, int rows) {
             T *a = kernel(i0), *scale = u(step) + i0, weighted[Matrix<T>::BLOCK];
-            if (step == 0)
-                for (int i = 0; i < rows; i++) first(i0 + i);
+            if (step == 0) first(i0, rows);
             else {
                 dot(rows, a, this->ld, this->v, scale, this->cols);
                 const T *before = u(0) + i0;
@@ -168,12 +170,15 @@ template <class T> struct MatrixForward : Matrix<T> {
             add(rows, weighted, a, this->ld, sum, this->cols);
         });
     }
-    void first(int i) {
-        T *r = this->saved(this->args.r, 1, 0, this->n) + i, top = row_max(this->scores(i), this->m);
-        const bool dead = top == -std::numeric_limits<T>::infinity();
-        *r = dead ? 0 : top;
-        const T sum = this->make_row(i, kernel(i), *r);
-        u(0)[i] = dead && sum == 0 ? 0 : 1 / sum;
+    // The kernel, and the scalings of the first step; 0 for an empty row.
+    void first(int i0, int rows) {
+        T *r = this->saved(this->args.r, 1, 0, this->n) + i0, *scale = u(0) + i0;
+        for (int i = 0; i < rows; i++) {
+            const T top = row_max(this->scores(i0 + i), this->m);
+            r[i] = top == -std::numeric_limits<T>::infinity() ? 0 : top;
+        }
+        this->make_rows(i0, rows, kernel(i0), r, scale);
+        for (int i = 0; i < rows; i++) scale[i] = scale[i] == 0 ? 0 : 1 / scale[i];
     }
     void finish(int step) {
         this->blocks([&](int i0, int rows) { finish_rows(i0, rows, step); });
@@ -270,8 +275,9 @@ template <class T> struct MatrixBackward : Matrix<T> {
         std::fill(to_g, to_g + this->cols, (T)0);
         const T *last = u(this->rows_steps - 1);
         this->blocks([&](int i0, int rows) {
+            T sums[Matrix<T>::BLOCK];
+            this->make_rows(i0, rows, kernel(i0), this->saved(this->args.r, 1, 0, this->n) + i0, sums);
             for (int i = i0; i < i0 + rows; i++) {
-                this->make_row(i, kernel(i), this->saved(this->args.r, 1, 0, this->n)[i]);
                 if (u(0)[i] == 0) std::fill(kernel(i), kernel(i) + this->cols, (T)0);
                 const T df = through_weights(kernel(i), d_weights(i), last[i], to_g);
                 this->alpha[i] = ends_on_rows ? df * last[i] : df;

@@ -55,6 +55,31 @@ template <class T> static T exponentiate(const T *from, T *to, T shift, int cols
         });
     return total<T>(sum);
 }
+// The same for R rows at once: short rows would leave most of the time to wait for one exponential after the other.
+template <class T, int R>
+static void exponentiate_rows(const T *from, size_t from_ld, T *to, size_t to_ld, const T *shifts, T *sums, int cols) {
+    Vec<T> sum[R] = {};
+    along<T>(
+        cols,
+        [&](int j) {
+            FLATTEN
+            for (int i = 0; i < R; i++) {
+                const Vec<T> y = exponential(load(from + i * from_ld + j) - splat(shifts[i]));
+                store(to + i * to_ld + j, y);
+                sum[i] += y;
+            }
+        },
+        [&](int j, int count) {
+            for (int i = 0; i < R; i++) {
+                const Vec<T> x = load_some(from + i * from_ld + j, count, -std::numeric_limits<T>::infinity());
+                const Vec<T> y = exponential(x - splat(shifts[i]));
+                store_some(to + i * to_ld + j, y, count);
+                sum[i] += y;
+            }
+        });
+    FLATTEN
+    for (int i = 0; i < R; i++) sums[i] = total<T>(sum[i]);
+}
 // out[i] = row i · v, several rows at once, so that v is loaded once for all of them.
 template <class T, int R> static void dot_rows(const T *a, size_t ld, const T *v, T *out, int cols) {
     Vec<T> sum[R] = {};
@@ -130,9 +155,7 @@ template <class T> struct Largest {
         top = larger<T>(x < Vec<T>{} ? -x : x, top);
         mark += x - x;
     }
-    T found() const {
-        return total<T>(mark) == 0 ? most<T>(top) : std::numeric_limits<T>::quiet_NaN();
-    }
+    T found() const { return total<T>(mark) == 0 ? most<T>(top) : std::numeric_limits<T>::quiet_NaN(); }
 };
 // to = by · from, filled up with zeros to whole vectors.
 template <class T> static void scaled(T *to, const T *from, T by, int count, Largest<T> *seen = nullptr) {

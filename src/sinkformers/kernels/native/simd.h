@@ -138,13 +138,11 @@ template <class T> constexpr T SMALLEST_EXPONENT = sizeof(T) == 4 ? (T)-87 : (T)
 static inline Vec<float> exponential(Vec<float> x) {
     const Vec<float> magic = splat(12582912.f), t = x * splat(1.44269504f) + magic, k = t - magic;
     const Vec<float> r = (x - k * splat(0.693359375f)) + k * splat(2.12194440e-4f);
-    Vec<float> p = splat(1.9875691500e-4f);
-    p = p * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    p = p * r * r + r + splat(1.f);
+    // In pairs: half as many operations wait for one another as in Horner's order.
+    const Vec<float> square = r * r, high = splat(1.9875691500e-4f) * r + splat(1.3981999507e-3f),
+                     middle = splat(8.3334519073e-3f) * r + splat(4.1665795894e-2f),
+                     low = splat(1.6666665459e-1f) * r + splat(5.0000001201e-1f);
+    const Vec<float> p = ((high * square + middle) * square + low) * square + (r + splat(1.f));
     const Vec<float> y = p * (Vec<float>)(((Simd<float>::I)t + 127) << 23);
     return x < splat(SMALLEST_EXPONENT<float>) ? Vec<float>{} : y;
 }
