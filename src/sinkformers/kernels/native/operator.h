@@ -80,8 +80,8 @@ template <class T> struct Matrix {
     // exp(score − shift) of some rows and their sums, with zeros in the columns that fill up a vector.
     void make_rows(int i0, int rows, T *to, const T *shifts, T *sums) const {
         int i = 0;
-        for (; i + 4 <= rows; i += 4)
-            exponentiate_rows<T, 4>(scores(i0 + i), m, to + (size_t)i * ld, ld, shifts + i, sums + i, m);
+        for (; i + 2 <= rows; i += 2)
+            exponentiate_rows<T, 2>(scores(i0 + i), m, to + (size_t)i * ld, ld, shifts + i, sums + i, m);
         for (; i < rows; i++)
             exponentiate_rows<T, 1>(scores(i0 + i), m, to + (size_t)i * ld, ld, shifts + i, sums + i, m);
         for (i = 0; m < cols && i < rows; i++) std::fill(to + (size_t)i * ld + m, to + (size_t)i * ld + cols, (T)0);
