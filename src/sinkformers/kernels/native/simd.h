@@ -142,7 +142,7 @@ static inline Vec<float> exponential(Vec<float> x) {
     const Vec<float> square = r * r, high = splat(1.9875691500e-4f) * r + splat(1.3981999507e-3f),
                      middle = splat(8.3334519073e-3f) * r + splat(4.1665795894e-2f),
                      low = splat(1.6666665459e-1f) * r + splat(5.0000001201e-1f);
-    const Vec<float> p = ((high * square + middle) * square + low) * square + (r + splat(1.f));
+    const Vec<float> p = (((high * square + middle) * square + low) * square + r) + splat(1.f);
     const Vec<float> y = p * (Vec<float>)(((Simd<float>::I)t + 127) << 23);
     return x < splat(SMALLEST_EXPONENT<float>) ? Vec<float>{} : y;
 }
