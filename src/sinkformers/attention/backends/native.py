@@ -54,8 +54,6 @@ class Native(Backend):
     def backward(
         self, call: AttentionCall, result: AttentionResult, d_output: Tensor, needed: dict[str, bool]
     ) -> dict[str, Tensor | None]:
-        from sinkformers.kernels import native
-
         if call.implicit:
             return implicit_gradients(call, d_output, needed)
         call = call.in_working_dtype()
@@ -64,13 +62,20 @@ class Native(Backend):
         arguments = {**_arguments(call), "d_out": d_out, "out": result.out, "state": state}
         whole = call.query.shape[:-2]
         bias_lead = _summed_lead(call.bias, whole) if needed["bias"] and call.bias is not None else None
-        *parts, safe = native.attention_backward(**arguments, bias_lead=bias_lead)
+        grads, safe = _gradients(arguments, bias_lead)
         safe = both_safe(safe, result.safe)
         if safe is not None and not safe.all():
             if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
-                *parts, _ = native.attention_backward(**arguments, bias_lead=whole)
-            log_domain.recompute_gradients(call, d_out, Gradients(*parts), safe)
-        return Gradients(*parts)._asdict()
+                grads, _ = _gradients(arguments, whole)
+            log_domain.recompute_gradients(call, d_out, grads, safe)
+        return grads._asdict()
+
+
+def _gradients(arguments: dict[str, Any], bias_lead: torch.Size | None) -> tuple[Gradients, Tensor | None]:
+    from sinkformers.kernels import native
+
+    d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(**arguments, bias_lead=bias_lead)
+    return Gradients(d_query, d_key, d_value, d_bias, d_tau), safe
 
 
 def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
