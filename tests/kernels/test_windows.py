@@ -220,3 +220,15 @@ def test_a_limit_is_a_number_of_bytes(bad):
     with pytest.raises((TypeError, ValueError), match="set_workspace_limit: size must be"):
         sinkformers.set_workspace_limit(bad)
     assert sinkformers.workspace_limit() == native.DEFAULT_WORKSPACE
+
+
+def test_large_scores_are_the_same_in_backward_whether_or_not_the_bias_needs_a_gradient():
+    """A float32 score of 10,000 has a unit in the last place of 1e-3: rounded otherwise, its exponential is another."""
+    query, key, value = tokens(dtype=torch.float32)
+    bias, found = torch.randn(1, 3, N, M), []
+    for needs_gradient in (False, True):
+        inputs = [x.detach().requires_grad_() for x in (3000 * query, key, value)]
+        out = sinkhorn_attention(*inputs, bias.requires_grad_(needs_gradient), n_iters=4, backend="native")
+        d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+        found.append(torch.autograd.grad(out, inputs[2], d_out)[0])
+    assert found[0].equal(found[1])

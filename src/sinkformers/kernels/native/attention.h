@@ -137,16 +137,16 @@ template <class T> struct Head {
         rho = live_m ? (T)live_n / (T)live_m : 1;
         relaxed = args.tau.data != nullptr;
         tau = relaxed ? *at<const T>(args.tau) : 1;
-        // The scale goes into the transposed keys, and in backward into Y; only a gradient of the bias needs it
-        // elsewhere.
+        // The scale goes into the transposed keys, in backward as in forward: where scores are large, another order of
+        // the roundings would give other exponentials. It also goes into Y, unless there is a gradient of the bias.
         const bool apart = backward && args.d_bias.data;
         const T scale = apart ? (T)args.scale : 1;
         int from, to;
         team.share(live_n, from, to);
-        q = all_rows() && !apart && lies_packed(args.query, d, dp) ? at<const T>(args.query) : packed_q;
+        q = all_rows() && lies_packed(args.query, d, dp) ? at<const T>(args.query) : packed_q;
         if (q == packed_q)
             for (int i = from; i < to; i++)
-                scaled(packed_q + (size_t)i * dp, at<const T>(args.query) + row_at[i] * args.query.i, scale, d);
+                scaled(packed_q + (size_t)i * dp, at<const T>(args.query) + row_at[i] * args.query.i, (T)1, d);
         share_columns(from, to);
         if (backward) {
             k = all_cols() && !apart && lies_packed(args.key, d, dp) ? at<const T>(args.key) : packed_k;
@@ -159,7 +159,7 @@ template <class T> struct Head {
             start[j] = j >= live_m ? -std::numeric_limits<T>::infinity()
                        : args.l2   ? (T)(-0.5 * args.scale) * dot_plain(key_row(j), key_row(j), d)
                                    : 0;
-        for (int j = from; j < to; j += 4) transpose_keys(j, apart ? 1 : (T)args.scale);
+        for (int j = from; j < to; j += 4) transpose_keys(j, (T)args.scale);
         team.barrier();
     }
     bool all_rows() const { return live_n == n; }

@@ -131,7 +131,9 @@ template <class T> struct Backward : Head<T> {
     }
     // Where a member adds up its share of dV: at its final place where it has it for itself.
     bool values_in_place() const { return this->team.size == 1 && this->all_cols() && this->e == this->ep; }
-    bool keys_in_place() const { return this->team.size == 1 && this->all_cols() && this->d == this->dp; }
+    bool keys_in_place() const {
+        return this->team.size == 1 && this->all_cols() && this->d == this->dp && !this->args.d_bias.data;
+    }
     T *d_value() const { return (T *)this->args.d_value + (size_t)this->index * this->m * this->e; }
     T *d_key() const { return (T *)this->args.d_key + (size_t)this->index * this->m * this->d; }
     T *where_values() const {
@@ -311,11 +313,12 @@ template <class T> struct Backward : Head<T> {
         const auto &args = this->args;
         if (args.l2 || !keys_in_place()) {
             const T *grad = keys_in_place() ? d_key() : this->grad;
+            const T by = args.d_bias.data ? (T)args.scale : 1; // otherwise it is in Y
             int from, to;
             this->team.share(this->live_m, from, to);
             for (int j = from; j < to; j++)
                 for (int f = 0; f < this->d; f++) {
-                    T g = grad[(size_t)j * this->dp + f];
+                    T g = by * grad[(size_t)j * this->dp + f];
                     if (args.l2) g -= this->s[j] * this->k[(size_t)j * this->dp + f];
                     d_key()[(size_t)this->col_at[j] * this->d + f] = g;
                 }
