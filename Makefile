@@ -49,7 +49,7 @@ format: .venv/installed ## fix what ruff and clang-format can
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-bench: .venv/installed ## every benchmark, then its page (about three quarters of an hour on a quiet machine)
+bench: .venv/installed ## every benchmark, then its page (about an hour on a quiet machine)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks report
 

@@ -151,10 +151,8 @@ def test_biases(name, masked):
 
 
 def test_the_gradient_of_a_shared_bias_takes_no_more_memory_than_the_bias():
-    from sinkformers.kernels.native import binding
-
     query, key, value = tokens(batch=4)
-    shapes, attention_backward = [], binding.attention_backward
+    shapes, attention_backward = [], native.attention_backward
 
     def watched(*args, **options):
         found = attention_backward(*args, **options)

@@ -138,10 +138,10 @@ def _filled(
     settings: Settings, n_iters: int, query: torch.Size, value: torch.Size, threads: int, workspace: int
 ) -> Layout:
     """The layout of attention, with the numbers of a call filled in."""
-    (*lead, n, d), (*_, m, e) = query, value
+    (*_, n, d), (*_, m, e), (batch, heads) = query, value, _batch_and_heads(query[:-2])
     return _loaded().attention.filled(
-        batch=prod(lead[: max(1, len(lead) - 1)]), heads=lead[-1] if len(lead) > 1 else 1, n=n, m=m, d=d, e=e,
-        n_iters=n_iters, threads=threads, workspace=workspace, **dict(settings),
+        batch=batch, heads=heads, n=n, m=m, d=d, e=e, n_iters=n_iters, threads=threads,
+        workspace=workspace, **dict(settings),
     )  # fmt: skip
 
 
