@@ -119,6 +119,9 @@ int team_size(int64_t wanted) {
 #endif
 }
 
+// What a call returns; `binding.py` reads it.
+enum Outcome { ALL_SAFE, NO_MEMORY, SOME_UNSAFE };
+
 // Items are distributed over threads one by one, each with a workspace of its own; what is left over a team shares.
 struct Plan {
     int64_t items, alone; // the first `alone` of the items are distributed
@@ -131,7 +134,7 @@ template <class Arguments>
 int deal(const Plan &plan, const Arguments &args, void (*work)(const Arguments &, const Share &)) {
     Workspace workspace(
         std::max(plan.alone ? plan.alone_bytes * plan.threads : 0, plan.alone < plan.items ? plan.team_bytes : 0));
-    if (!workspace.base) return 1; // NO_MEMORY
+    if (!workspace.base) return NO_MEMORY;
     Counter counter{{0}, plan.alone};
 #pragma omp parallel num_threads(plan.threads) if (plan.threads > 1)
     {
@@ -147,8 +150,6 @@ int deal(const Plan &plan, const Arguments &args, void (*work)(const Arguments &
     }
     return 0;
 }
-// What a call returns.
-enum Outcome { ALL_SAFE, NO_MEMORY, SOME_UNSAFE };
 int outcome(const uint8_t *safe, int64_t count) {
     return std::find(safe, safe + count, 0) == safe + count ? ALL_SAFE : SOME_UNSAFE;
 }

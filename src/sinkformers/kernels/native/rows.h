@@ -37,34 +37,19 @@ template <class T> static T row_max(const T *x, int cols) {
         [&](int j, int count) { top = larger<T>(load_some(x + j, count, lowest), top); });
     return most<T>(top);
 }
-// to = exp(from − shift); returns the sum.
-template <class T> static T exponentiate(const T *from, T *to, T shift, int cols) {
-    Vec<T> sum = {};
-    const Vec<T> by = splat(shift);
-    along<T>(
-        cols,
-        [&](int j) {
-            const Vec<T> y = exponential(load(from + j) - by);
-            store(to + j, y);
-            sum += y;
-        },
-        [&](int j, int count) {
-            const Vec<T> y = exponential(load_some(from + j, count, -std::numeric_limits<T>::infinity()) - by);
-            store_some(to + j, y, count);
-            sum += y;
-        });
-    return total<T>(sum);
-}
-// The same for R rows at once: short rows would leave most of the time to wait for one exponential after the other.
+// to = exp(from − shift) for R rows, and the sums of each. In short rows one alone would wait for its own exponentials
+// most of the time.
 template <class T, int R>
 static void exponentiate_rows(const T *from, size_t from_ld, T *to, size_t to_ld, const T *shifts, T *sums, int cols) {
-    Vec<T> sum[R] = {};
+    Vec<T> sum[R] = {}, by[R];
+    FLATTEN
+    for (int i = 0; i < R; i++) by[i] = splat(shifts[i]);
     along<T>(
         cols,
         [&](int j) {
             FLATTEN
             for (int i = 0; i < R; i++) {
-                const Vec<T> y = exponential(load(from + i * from_ld + j) - splat(shifts[i]));
+                const Vec<T> y = exponential(load(from + i * from_ld + j) - by[i]);
                 store(to + i * to_ld + j, y);
                 sum[i] += y;
             }
@@ -72,13 +57,19 @@ static void exponentiate_rows(const T *from, size_t from_ld, T *to, size_t to_ld
         [&](int j, int count) {
             for (int i = 0; i < R; i++) {
                 const Vec<T> x = load_some(from + i * from_ld + j, count, -std::numeric_limits<T>::infinity());
-                const Vec<T> y = exponential(x - splat(shifts[i]));
+                const Vec<T> y = exponential(x - by[i]);
                 store_some(to + i * to_ld + j, y, count);
                 sum[i] += y;
             }
         });
     FLATTEN
     for (int i = 0; i < R; i++) sums[i] = total<T>(sum[i]);
+}
+// The same for one row; returns the sum.
+template <class T> static T exponentiate(const T *from, T *to, T shift, int cols) {
+    T sum;
+    exponentiate_rows<T, 1>(from, 0, to, 0, &shift, &sum, cols);
+    return sum;
 }
 // out[i] = row i · v, several rows at once, so that v is loaded once for all of them.
 template <class T, int R> static void dot_rows(const T *a, size_t ld, const T *v, T *out, int cols) {
