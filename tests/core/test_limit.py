@@ -93,7 +93,7 @@ def test_batch_mates_do_not_disturb():
 def test_sharp_scores_are_absorbed(std, dtype, tau):
     """Scalings drift far over many steps; rounding in the logarithm of scores of size s is s·eps, per step and side."""
     scores = std * torch.randn(2, 9, 9, dtype=torch.float64)
-    weights, info = sinkhorn_limit(scores.to(dtype), tau=tau, max_iters=401, return_info=True)
+    weights, info = sinkhorn_limit(scores.to(dtype), tau=tau, max_iters=401, method="sinkhorn", return_info=True)
     assert_close(weights.sum(-1), torch.ones(2, 9, dtype=dtype), atol=1e-5, rtol=0)
     for index in range(2):
         exact = sinkhorn(
@@ -111,7 +111,7 @@ def test_the_hub_is_absorbed(depth):
     n = 64
     scores = torch.full((n, n), -depth)
     scores[0], scores[:, : n // 2] = 0, 0
-    weights, info = sinkhorn_limit(scores, max_iters=101, return_info=True)
+    weights, info = sinkhorn_limit(scores, max_iters=101, method="sinkhorn", return_info=True)
     exact = sinkhorn(scores.double(), n_iters=int(info.iterations), backend="reference")
     # A step rounds a sum and reads exponents of size `depth`.
     bound = (int(info.iterations) + 1) * torch.finfo(torch.float32).eps * (n**0.5 + depth)

@@ -26,7 +26,7 @@ def test_evidence():
 def test_not_converging_is_one_warning_with_the_residual():
     scores = 4 * torch.randn(3, 17, 17)
     with pytest.warns(
-        ConvergenceWarning, match=r"3 of 3 matrices .* after 5 normalisations; the largest residual is"
+        ConvergenceWarning, match=r"3 of 3 matrices .* after 5 products; the largest residual is"
     ) as seen:
         weights = sinkhorn_limit(scores, max_iters=5)
     assert len(seen) == 1
@@ -48,10 +48,11 @@ def test_the_warning_counts_those_that_did_not_converge():
 
 
 def test_a_limit_that_does_not_exist_reports_its_residual():
-    triangle = torch.ones(6, 6).tril() > 0
-    weights, info = sinkhorn_limit(torch.randn(6, 6), mask=triangle, max_iters=1001, return_info=True)
+    two_columns = torch.ones(6, 6).bool()
+    two_columns[:3, 2:] = False  # three rows share two columns
+    weights, info = sinkhorn_limit(torch.randn(6, 6), mask=two_columns, max_iters=1001, return_info=True)
     assert not info.converged
-    assert 1e-3 < info.residual < 1
+    assert 0.1 < info.residual < 1
     assert weights.isfinite().all()
 
 
@@ -123,7 +124,7 @@ def warning_of(*args, **options):
 def test_the_warning_tells_the_tolerance_and_the_steps_that_were_used():
     scores = 4 * torch.randn(3, 17, 17)
     message = warning_of(scores, tol=1e-30, max_iters=6)
-    assert "after 5 normalisations" in message
+    assert "after 5 products" in message
     assert f"the tolerance {tolerance_floor(torch.float32, 17, 17):.2g}." in message
 
 
@@ -134,7 +135,7 @@ def test_the_warning_does_not_ask_for_more_steps_on_nan():
     assert message == "sinkhorn_limit: 1 of 3 matrices are NaN, because their scores hold NaN or plus infinity."
     scores[1, 0, 0], scores[2] = torch.inf, 9 * scores[2]
     message = warning_of(scores, max_iters=3)
-    assert "2 of 3 matrices have not converged after 3 normalisations; the largest residual is " in message
+    assert "2 of 3 matrices have not converged after 3 products; the largest residual is " in message
     assert message.endswith("1 of 3 matrices are NaN, because their scores hold NaN or plus infinity.")
     assert "nan" not in message
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from sinkformers.attention.masks import Masks
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.core import checks
+from sinkformers.core.arguments import with_rank
 from sinkformers.core.modes import autocasts
-from sinkformers.core.sinkhorn import with_rank
 
 CALLER = "sinkhorn_attention"
 NO_MASKS = Masks(None, None, None, None)

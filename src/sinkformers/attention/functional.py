@@ -26,10 +26,11 @@ from sinkformers.attention.call import AttentionCall, attention_problem
 from sinkformers.attention.masks import combine, zero_masked
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
+from sinkformers.core.arguments import relaxation_tensor, with_rank
 from sinkformers.core.backend import Backend
 from sinkformers.core.modes import without_autocast
 from sinkformers.core.problem import working_dtype
-from sinkformers.core.sinkhorn import relaxation_tensor, sinkhorn, with_rank
+from sinkformers.core.sinkhorn import sinkhorn
 
 
 def sinkhorn_attention(

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from sinkformers.attention.arguments import repeat_groups, triangle
 from sinkformers.attention.masks import Masks, centred, combine, zero_masked
+from sinkformers.core.arguments import with_rank
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.registration import explain_second_derivative
-from sinkformers.core.sinkhorn import with_rank
 
 
 def softmax_attention(

@@ -63,6 +63,18 @@ class Backend:
         return REVISION
 
 
+class Declined(Backend):
+    """A backend that other operators have, and this one has not, with the reason."""
+
+    automatic = False
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+
+    def why_not(self, call: Any) -> str | None:
+        return self.reason
+
+
 class Backends:
     """The backends of one operator, in the order in which `auto` asks them."""
 
@@ -101,11 +113,11 @@ _WARNED: set[str] = set()
 def _warn_once(message: str | None) -> None:
     if message is not None and message not in _WARNED and not torch.compiler.is_compiling():
         _WARNED.add(message)
-        warnings.warn(f"sinkformers: {message}", RuntimeWarning, stacklevel=_level_of_the_caller())
+        warnings.warn(f"sinkformers: {message}", RuntimeWarning, stacklevel=level_of_the_caller())
 
 
-def _level_of_the_caller() -> int:
-    """The `stacklevel`, counted from `_warn_once`, of the first function outside this package."""
+def level_of_the_caller() -> int:
+    """The `stacklevel`, counted from the function that warns, of the first function outside this package."""
     frame, level = sys._getframe(1), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sinkformers":
         frame, level = frame.f_back, level + 1

@@ -69,15 +69,17 @@ def tensor(caller: str, name: str, value: Any, *, min_dim: int) -> None:
         )
 
 
-def iterations(caller: str, value: Any) -> int:
-    """`n_iters`, as a Python integer."""
-    meaning = "(1 is SoftMax, odd counts end on rows)"
+def iterations(caller: str, value: Any) -> int | float:
+    """`n_iters`, as a Python integer, or as `math.inf` for the limit."""
+    if type(value) is not int and isinstance(value, Real) and value == math.inf:
+        return math.inf
+    meaning = "(1 is SoftMax, odd counts end on rows) or math.inf"
     return _count(caller, "n_iters", value, meaning, "The paper uses 3 for text and images, 21 for point clouds.")
 
 
 def most_iterations(caller: str, value: Any) -> int:
     """`max_iters`, as a Python integer."""
-    return _count(caller, "max_iters", value, "(the most normalisations to take)", "Leave it out for 1000.")
+    return _count(caller, "max_iters", value, "(the most products with the kernel)", "Leave it out for 1000.")
 
 
 def _count(caller: str, name: str, value: Any, meaning: str, remedy: str) -> int:
@@ -110,6 +112,24 @@ def positive(caller: str, name: str, value: Any) -> float:
     if not 0 < float(value) < math.inf:
         raise ValueError(f"{caller}: {name} must be a positive number; got {value!r}.")
     return float(value)
+
+
+def limit_tolerance(caller: str, n_iters: float, tol: Any) -> float:
+    """`tol` at `n_iters=math.inf`, where 1e-3 is the default; a finite `n_iters` takes none."""
+    if n_iters != math.inf:
+        if tol is not None:
+            raise ValueError(
+                f"{caller}: tol goes with n_iters=math.inf, which iterates until it is met; got tol={tol!r} and "
+                f"n_iters={n_iters}. Leave one of them out."
+            )
+        return 0.0
+    if tol is None:
+        return 1e-3
+    if isinstance(tol, bool) or not isinstance(tol, Real):
+        raise TypeError(f"{caller}: tol must be a number between 0 and 1; got {tol!r}.")
+    if not 0 < float(tol) < 1:
+        raise ValueError(f"{caller}: tol must lie between 0 and 1, as a relative error of column sums; got {tol!r}.")
+    return float(tol)
 
 
 def one_of(caller: str, name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -16,12 +16,19 @@ from torch import Tensor
 
 from sinkformers.core.kernel_domain import apply
 
-# Relative to the right-hand side; a little above what rounding lets conjugate gradients reach.
+# The least, relative to the right-hand side; a little above what rounding lets conjugate gradients reach.
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
+# That of the system, as a share of the tolerance of the weights: their error has to be the larger one.
+SHARE_OF_TOLERANCE = 0.1
 
 
 def gradient(
-    weights: Tensor, d_weights: Tensor, weight: Tensor | None, tau: Tensor | None, excess: Tensor
+    weights: Tensor,
+    d_weights: Tensor,
+    weight: Tensor | None,
+    tau: Tensor | None,
+    excess: Tensor,
+    tol: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of the scores (..., n, m) and of tau (...), at weights (..., n, m) taken as converged.
 
@@ -29,6 +36,7 @@ def gradient(
         weights, d_weights: in float32 or float64; zero where masked.
         weight: the row weights `a` (..., n), or None where all are 1.
         excess: `LSE_i(C + f + log a) − log t` (..., m), read for the gradient of tau only.
+        tol: of the weights; 0 where they are to be taken as they are.
     """
     local = weights * d_weights
     plan = weights if weight is None else weights * weight[..., None]
@@ -37,7 +45,8 @@ def gradient(
     side = col_side - apply(plan.mT, per_row * row_side)
     # Where these sums cancel, what is left of them is rounding, which no solution should follow.
     size = local.abs().sum(-2) + apply(plan.mT, per_row * local.abs().sum(-1))
-    z = _conjugate_gradients(plan, cols, per_row, tau, side, 4 * torch.finfo(plan.dtype).eps * size)
+    accuracy = max(SHARE_OF_TOLERANCE * tol, TOLERANCE[plan.dtype])
+    z = _conjugate_gradients(plan, cols, per_row, tau, side, 4 * torch.finfo(plan.dtype).eps * size, accuracy)
     y = z if tau is None else tau[..., None] * z
     x = per_row * (row_side - apply(plan, y))
     grad = local - plan * (x[..., None] + y[..., None, :])
@@ -48,18 +57,20 @@ def gradient(
 
 
 def _conjugate_gradients(
-    plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tensor | None, side: Tensor, noise: Tensor
+    plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tensor | None, side: Tensor, noise: Tensor, accuracy: float
 ) -> Tensor:
-    """Solve `(diag(cols) − τ·planᵀ diag(per_row) plan) z = side`, preconditioned by the diagonal.
+    """Solve `(diag(cols) − τ·planᵀ diag(per_row) plan) z = side`, preconditioned by its diagonal.
 
     Each matrix stops by itself, once its residual is small, or no larger than the rounding `noise` in `side`, or once
     the curvature is no larger than rounding.
     """
-    precondition = _reciprocal(cols)
+    own = apply(plan.square().mT, per_row)
+    least = 32 * torch.finfo(plan.dtype).eps * cols
+    precondition = _reciprocal(torch.maximum(cols - (own if tau is None else tau[..., None] * own), least))
     z, residual = torch.zeros_like(side), side
     direction = precondition * residual
     energy = (residual * direction).sum(-1, keepdim=True)
-    goal = energy * TOLERANCE[plan.dtype] ** 2
+    goal = energy * accuracy**2
     goal = goal.maximum((precondition * noise.square()).sum(-1, keepdim=True))
     rounding = 16 * torch.finfo(plan.dtype).eps
     for step in range(min(2 * side.shape[-1] + 50, 2000)):

@@ -1,16 +1,20 @@
 """`sinkhorn_limit`: iterate until the marginals hold, and differentiate at the fixed point."""
 
 import warnings
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor
 
 from sinkformers.core import checks
+from sinkformers.core.arguments import check_problem, empty_weights, relaxation_tensor
+from sinkformers.core.backend import level_of_the_caller
 from sinkformers.core.limit_iteration import tolerance
 from sinkformers.core.limit_operator import BACKENDS, LimitCall, limit
 from sinkformers.core.modes import readable
-from sinkformers.core.sinkhorn import check_problem, empty_weights, relaxation_tensor
+
+MOST_PRODUCTS = 1000
+"""With the kernel or its transpose, before a matrix is left as it is."""
 
 
 class ConvergenceWarning(UserWarning):
@@ -24,7 +28,10 @@ class LimitInfo(NamedTuple):
     """For tau < 1 no weight is further than this from its limit, up to rounding; at most 1. For tau = 1 the largest
     relative error of a column sum, which bounds no error of the weights: sharp scores can leave them further away."""
     iterations: Tensor
-    """Normalisations taken, always odd: the last one is over rows."""
+    """Normalisations taken, always odd: the last one is over rows. A Newton step counts as one of columns and one of
+    rows."""
+    products: Tensor
+    """Products with the kernel or its transpose, which is what the time goes into."""
     converged: Tensor
     """Whether the residual is within the tolerance, or within what rounding leaves of it where that is more. For
     tau < 1 that is about eps/(1 − tau)·√max(n, m)."""
@@ -37,6 +44,7 @@ def sinkhorn_limit(
     tau: float | Tensor = ...,
     tol: float = ...,
     max_iters: int = ...,
+    method: str = ...,
     mask: Tensor | None = ...,
     row_mass: Tensor | None = ...,
     col_mass: Tensor | None = ...,
@@ -51,6 +59,7 @@ def sinkhorn_limit(
     tau: float | Tensor = ...,
     tol: float = ...,
     max_iters: int = ...,
+    method: str = ...,
     mask: Tensor | None = ...,
     row_mass: Tensor | None = ...,
     col_mass: Tensor | None = ...,
@@ -64,6 +73,7 @@ def sinkhorn_limit(
     tau: float | Tensor = 1.0,
     tol: float = 1e-6,
     max_iters: int = 1000,
+    method: str = "auto",
     mask: Tensor | None = None,
     row_mass: Tensor | None = None,
     col_mass: Tensor | None = None,
@@ -75,7 +85,9 @@ def sinkhorn_limit(
         scores: (…, n, m). Minus infinity means masked.
         tau: relaxes the column steps as in `sinkhorn`; the limit is then a semi-relaxed transport plan.
         tol: each matrix stops once its residual is below; taken no smaller than rounding lets it be reached.
-        max_iters: the most normalisations to take.
+        max_iters: the most products with `exp(scores)` or its transpose; a normalisation is one.
+        method: `"newton"`, a few Sinkhorn steps and then Newton's method with conjugate gradients, or `"sinkhorn"`,
+            normalisations alone. `"auto"` is Newton's method, which falls back to Sinkhorn steps where it fails.
         mask, row_mass, col_mass: as in `sinkhorn`.
         return_info: return `(weights, LimitInfo)` and leave warning to the caller.
 
@@ -96,40 +108,74 @@ def sinkhorn_limit(
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     max_iters = checks.most_iterations(caller, max_iters)
     tol = checks.positive(caller, "tol", tol)
+    checks.one_of(caller, "method", method, ("auto", "newton", "sinkhorn"))
     by_matrix = relaxation_tensor(checks.relaxation(caller, tau, "scores", scores), scores)
     if scores.numel() == 0:
         lead = scores.shape[:-2]
-        info = LimitInfo(
-            scores.new_zeros(lead), scores.new_ones(lead, dtype=torch.int64), scores.new_ones(lead, dtype=torch.bool)
-        )
+        one = scores.new_ones(lead, dtype=torch.int64)
+        info = LimitInfo(scores.new_zeros(lead), one, one.clone(), one.bool())
         weights = empty_weights(scores, by_matrix)
         return (weights, info) if return_info else weights
-    call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters)
+    call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters, method != "sinkhorn")
     result = limit(call, BACKENDS["torch"])
     weights = result.weights.to(scores.dtype)
-    info = LimitInfo(result.residual.detach(), result.iterations, result.converged)
-    if return_info:
-        return weights, info
-    if readable(info.converged) and not info.converged.all():
-        goal = tolerance(tol, by_matrix, info.residual, *scores.shape[-2:])
-        warnings.warn(f"{caller}: {_complaint(info, goal)}", ConvergenceWarning, stacklevel=2)
-    return weights
+    if not return_info:
+        goal = tolerance(tol, by_matrix, result.residual, *scores.shape[-2:])
+        warn_unconverged(caller, "matrices", goal, result)
+        return weights
+    return weights, LimitInfo(result.residual.detach(), result.iterations, result.products, result.converged)
 
 
-def _complaint(info: LimitInfo, goal: Tensor) -> str:
-    total, lost = info.converged.numel(), info.residual.isnan()
-    late = ~info.converged & ~lost
+def limit_weights(
+    caller: str,
+    scores: Tensor,
+    mask: Tensor | None,
+    row_mass: Tensor | None,
+    col_mass: Tensor | None,
+    tau: float | Tensor,
+    tol: float,
+    backend: str,
+) -> Tensor:
+    """The limit for arguments that have been checked."""
+    by_matrix = relaxation_tensor(tau, scores)
+    call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, MOST_PRODUCTS, True)
+    chosen = BACKENDS.choose(caller, backend, call)
+    if scores.numel() == 0:
+        return empty_weights(scores, by_matrix)
+    result = limit(call, chosen)
+    warn_unconverged(caller, "matrices", tolerance(tol, by_matrix, result.residual, *scores.shape[-2:]), result)
+    return result.weights.to(scores.dtype)
+
+
+class HasEvidence(Protocol):
+    """A result that says how its matrices converged."""
+
+    @property
+    def residual(self) -> Tensor: ...
+    @property
+    def products(self) -> Tensor: ...
+    @property
+    def converged(self) -> Tensor: ...
+
+
+def warn_unconverged(caller: str, what: str, goal: Tensor | float, result: HasEvidence) -> None:
+    """Give one `ConvergenceWarning` for all the matrices, called `what`, that have not converged.
+
+    `goal` is the tolerance, of each matrix or of all. Nothing is read in traced calls and under `torch.func`.
+    """
+    converged = result.converged
+    if not readable(converged) or converged.all():
+        return
+    residual, total, lost = result.residual.detach(), converged.numel(), result.residual.isnan()
+    late, goal = ~converged & ~lost, torch.as_tensor(goal).expand(converged.shape)
     sentences = []
     if late.any():
-        worst = info.residual[late].argmax()
+        worst = residual[late].argmax().item()
         sentences.append(
-            f"{int(late.sum())} of {total} matrices have not converged after {int(info.iterations[late].max())} "
-            f"normalisations; the largest residual is {info.residual[late][worst].item():.2g}, the tolerance "
-            f"{goal[late][worst].item():.2g}. "
-            "Raise max_iters, or pass return_info=True to judge each matrix."
+            f"{int(late.sum())} of {total} {what} have not converged after {int(result.products[late].max())} "
+            f"products; the largest residual is {residual[late][worst].item():.2g}, the tolerance "
+            f"{goal[late.to(goal.device)][worst].item():.2g}. Raise max_iters or tol."
         )
     if lost.any():
-        sentences.append(
-            f"{int(lost.sum())} of {total} matrices are NaN, because their scores hold NaN or plus infinity."
-        )
-    return " ".join(sentences)
+        sentences.append(f"{int(lost.sum())} of {total} {what} are NaN, because they hold NaN or plus infinity.")
+    warnings.warn(f"{caller}: {' '.join(sentences)}", ConvergenceWarning, stacklevel=level_of_the_caller())

@@ -1,13 +1,14 @@
-"""Sinkhorn until the marginals hold, each matrix by itself.
+"""Sinkhorn's iterations for the limit: matrices (k, n, m), their scalings, and how far each is from its limit.
 
 The kernel `exp(C − r − c)` is computed once, and again only when the scalings of a matrix have drifted far: they are
 then absorbed into the shifts, so that scores of any size stay within the floating-point range.
 
 Where tau is 1 the limit is known by its column sums. Where it is less it is the fixed point of the map `g ↦ F(g)` that
-a row step and a column step make of the column potentials. In the spread of g, its largest entry less its smallest, F
-is a contraction by tau: log-sum-exp is one by 1, and the column step multiplies by tau. So g is at most
-`spread(F(g) − g)/(1 − τ)` away from its limit, and weights that are SoftMax over rows of `C + g` are off by tanh of a
-quarter of that at most. Constants cancel in the weights, each connected component of the support having its own.
+a row step and a column step make of the column potentials, and `F(g) − g = −τ·log(c/t e^(−λg))`, with column sums c,
+targets t and λ = 1/τ − 1. In the spread of g, its largest entry less its smallest, F is a contraction by tau:
+log-sum-exp is one by 1, and the column step multiplies by tau. So g is at most `spread(F(g) − g)/(1 − τ)` away from its
+limit, and weights that are SoftMax over rows of `C + g` are off by tanh of a quarter of that at most. Constants cancel
+in the weights, each connected component of the support having its own.
 """
 
 import torch
@@ -62,10 +63,14 @@ def _kernel(problem: Problem, r: Tensor) -> tuple[Tensor, Tensor]:
     return c, exponentiate(problem.scores - c[..., None, :], r)
 
 
-class _Run:
-    """The matrices that have not converged: (k, n, m), with their place in the batch."""
+class Iteration:
+    """The matrices that have not converged: (k, n, m), with their place in the batch.
 
-    def __init__(self, problem: Problem, tau: Tensor | None) -> None:
+    Args:
+        bounds_weights: for tau < 1 the residual bounds the error of the weights, instead of that of the column sums.
+    """
+
+    def __init__(self, problem: Problem, tau: Tensor | None, *, bounds_weights: bool) -> None:
         self.place = torch.arange(problem.scores.shape[0], device=problem.scores.device)
         self.problem, self.tau = problem, tau
         self.r = torch.zeros_like(problem.scores[..., 0])
@@ -74,16 +79,21 @@ class _Run:
         self.before = self.components = None
         if tau is not None:
             self.before = problem.target * torch.exp(-self.c)  # the column sums that leave g = 0
-            self.components = _components(problem)
+            self.components = _components(problem) if bounds_weights else None
         self.row_step()
 
     def row_step(self) -> None:
         self.u = torch.where(self.problem.rows, 1 / apply(self.kernel, self.v), 0.0)
-        weight = self.problem.weight
-        self.s = apply(self.kernel.mT, self.u if weight is None else self.u * weight)
+        self.sum_columns()
+
+    def sum_columns(self) -> None:
+        self.s = apply(self.kernel.mT, self.weighted(self.u))
+
+    def weighted(self, rows: Tensor) -> Tensor:
+        return rows if self.problem.weight is None else rows * self.problem.weight
 
     def col_step(self) -> None:
-        excess = self.excess()
+        excess = torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target(), 0.0)
         self.g = -excess if self.tau is None else -self.tau[:, None] * excess
         v = self.problem.target / self.s
         if self.tau is not None:  # the shift of a column cancels only where its sum is taken in full
@@ -91,27 +101,52 @@ class _Run:
             self.before = self.s
         self.v = torch.where(self.problem.cols, v, 0.0)
 
-    def residual(self) -> Tensor:
-        """After a row step: how far the columns are from their targets, or the weights at most from their limit.
+    def step(self, which: Tensor) -> None:
+        """A column step and a row step, where `which` (k)."""
+        old = self.g, self.u, self.v, self.s, self.before
+        self.col_step()
+        self.row_step()
+        for name, before in zip(("g", "u", "v", "s", "before"), old, strict=True):
+            if before is not None:
+                setattr(self, name, torch.where(which[:, None], getattr(self, name), before))
 
-        The former where tau is 1.
-        """
-        error = (self.s * self.v / self.problem.target - 1).abs()
-        marginal = error.masked_fill(~self.problem.cols, 0.0).amax(-1)
-        if self.tau is None or self.before is None or self.components is None:
+    def moved(self, u: Tensor, v: Tensor, g: Tensor) -> None:
+        """Take other scalings, whose rows sum to 1."""
+        self.u, self.v, self.g = u, v, g
+        self.sum_columns()
+        if self.tau is not None:
+            self.before = self.problem.target * torch.exp(-self.g / self.tau[:, None] - self.c)
+
+    def sums(self) -> Tensor:
+        """The column sums of the weights (k, m)."""
+        return self.s * self.v
+
+    def target(self) -> Tensor:
+        """What the columns aim at (k, m): for tau < 1 that depends on their potentials."""
+        if self.tau is None:
+            return self.problem.target
+        return self.problem.target * torch.exp((1 - 1 / self.tau[:, None]) * self.g)
+
+    def residual(self) -> Tensor:
+        """After a row step: how far the columns are from their targets, or the weights at most from their limit."""
+        cols, target = self.problem.cols, self.problem.target
+        ratio = self.sums() / target if self.before is None or self.tau is None else self.s / self.before
+        marginal = (ratio - 1).abs().masked_fill(~cols, 0.0).amax(-1)
+        if self.tau is None or self.components is None:
             return marginal
-        change = torch.where(self.s == self.before, 0.0, self.tau[:, None] * (self.s / self.before).log())
+        change = torch.where(self.s == self.before, 0.0, self.tau[:, None] * ratio.log())
         high, low = (
             torch.full_like(change, empty).scatter_reduce_(
-                -1, self.components, change.masked_fill(~self.problem.cols, empty), reduce
+                -1, self.components, change.masked_fill(~cols, empty), reduce
             )
             for empty, reduce in ((-torch.inf, "amax"), (torch.inf, "amin"))
         )
         bound = _weight_error((high - low).amax(-1).clamp_min(0.0), self.tau)
         return torch.where((self.tau == 1) | marginal.isnan(), marginal, bound)
 
-    def excess(self) -> Tensor:
-        return torch.where(self.problem.cols, self.s.log() + self.c - self.problem.log_target(), 0.0)
+    def potentials(self) -> tuple[Tensor, Tensor]:
+        """`f` (k, n) and `g` (k, m)."""
+        return torch.where(self.problem.rows, self.u.log() - self.r, 0.0), self.g
 
     def weights(self) -> Tensor:
         return self.kernel * self.u[..., None] * self.v[..., None, :]
@@ -120,51 +155,24 @@ class _Run:
         """Compute the kernel again around the potentials reached, for the matrices that have drifted."""
         reach = self.u.amax(-1) * self.v.amax(-1)
         far = ((reach > DRIFT) | (reach < 1 / DRIFT)) & self.problem.rows.any(-1)
-        if not far.any():
-            return
-        part, rows = self.problem.select(far), self.problem.rows[far]
-        r = torch.where(rows, self.r[far] - self.u[far].log(), 0.0)
+        if far.any():
+            f, g = self.potentials()
+            self.start_at(far, f[far], g[far])
+
+    def start_at(self, which: Tensor, f: Tensor, g: Tensor) -> None:
+        """Compute the kernel again around potentials, for the matrices where `which` (k)."""
+        part, rows = self.problem.select(which), self.problem.rows[which]
+        r = torch.where(rows, -f, 0.0)
         c, kernel = _kernel(part, r)
         if self.before is not None:
-            self.before[far] = (self.before[far].log() + self.c[far] - c).exp()
-        self.r[far], self.c[far], self.kernel[far] = r, c, kernel
-        self.u[far], self.v[far] = rows.to(r.dtype), torch.where(part.cols, (self.g[far] + c).exp(), 0.0)
+            self.before[which] = (self.before[which].log() + self.c[which] - c).exp()
+        self.r[which], self.c[which], self.kernel[which], self.g[which] = r, c, kernel, g
+        self.u[which], self.v[which] = rows.to(r.dtype), torch.where(part.cols, (g + c).exp(), 0.0)
         weight = 1.0 if part.weight is None else part.weight
-        self.s[far] = apply(self.kernel[far].mT, self.u[far] * weight)
+        self.s[which] = apply(kernel.mT, self.u[which] * weight)
 
     def keep(self, which: Tensor) -> None:
         self.problem = self.problem.select(which)
         for name in ("place", "tau", "r", "c", "kernel", "g", "u", "v", "s", "before", "components"):
             value = getattr(self, name)
             setattr(self, name, value if value is None else value[which])
-
-
-def converge(problem: Problem, tau: Tensor | None, tol: Tensor, max_iters: int) -> tuple[Tensor, ...]:
-    """Weights, column excess, residual, iterations and converged, for matrices (k, n, m)."""
-    run = _Run(problem, tau)
-    weights, excess = torch.empty_like(problem.scores), problem.target.new_empty(problem.target.shape)
-    residual = problem.target.new_zeros(problem.scores.shape[0])
-    iterations = torch.zeros_like(residual, dtype=torch.int64)
-    done = torch.zeros_like(residual, dtype=torch.bool)
-    for taken in range(1, max_iters + 1, 2):
-        if taken > 1:
-            run.col_step()
-            run.row_step()
-            run.absorb()
-        now = run.residual()
-        # NaN will not get better; stop there too.
-        stops = ~(now > tol[run.place]) if taken + 2 <= max_iters else torch.ones_like(now, dtype=torch.bool)
-        new = stops & ~done[run.place]
-        if new.any():
-            place = run.place[new]
-            weights[place], excess[place], residual[place] = run.weights()[new], run.excess()[new], now[new]
-            iterations[place], done[place] = taken, True
-            going = ~done[run.place]
-            if not going.any():
-                break
-            if going.sum() <= going.numel() / 2:  # copying the rest pays once half of the batch stands still
-                run.keep(going)
-    # Where potentials drifted far the kernel was computed around rounded ones; rows sum to 1 all the same.
-    weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
-    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
-    return weights, excess, residual, iterations, residual <= tol

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import implicit
-from sinkformers.core.backend import Backend, Backends
+from sinkformers.core.backend import Backend, Backends, Declined
 from sinkformers.core.description import per_matrix
-from sinkformers.core.limit_iteration import converge, tolerance
+from sinkformers.core.limit_iteration import tolerance
+from sinkformers.core.limit_solver import column_excess, converge
 from sinkformers.core.operator import Operator
 from sinkformers.core.problem import pose, working_dtype
 
@@ -23,6 +24,7 @@ class LimitCall(NamedTuple):
     tau: Annotated[Tensor | None, per_matrix(gradient=True)]  # None for 1
     tol: float
     max_iters: int
+    newton: bool  # else Sinkhorn's iterations alone
 
 
 class LimitResult(NamedTuple):
@@ -32,6 +34,7 @@ class LimitResult(NamedTuple):
     excess: Annotated[Tensor, per_matrix("m")]  # log of the column sums over their targets
     residual: Annotated[Tensor, per_matrix(saved=False)]
     iterations: Annotated[Tensor, per_matrix(saved=False)]
+    products: Annotated[Tensor, per_matrix(saved=False)]
     converged: Annotated[Tensor, per_matrix(saved=False)]
 
 
@@ -49,7 +52,9 @@ class Torch(Backend):
         flat = problem._replace(scores=problem.shifted()).map(lambda part: part.reshape(-1, *part.shape[len(lead) :]))
         tau = None if call.tau is None else call.tau.to(flat.scores).expand(lead).reshape(-1)
         goal = tolerance(call.tol, tau, flat.target[..., 0], n, m)
-        parts = converge(flat, tau, goal, call.max_iters)
+        found = converge(flat, tau, goal, call.max_iters, newton=call.newton, bounds_weights=True)
+        excess = column_excess(found.weights, found.g, flat)
+        parts = (found.weights, excess, found.residual, found.iterations, found.products, found.converged)
         return LimitResult(*(part.reshape((*lead, *part.shape[1:])) for part in parts))
 
     def backward(
@@ -61,17 +66,24 @@ class Torch(Backend):
         tau = None if call.tau is None else call.tau.to(weights)
         # NaN must not meet the zero of a masked entry: neither one in its gradient, nor one at a valid entry.
         masked = weights == 0
-        grad, d_tau = implicit.gradient(weights, d_output.masked_fill(masked, 0.0), weight, tau, result.excess)
+        d_weights = d_output.masked_fill(masked, 0.0)
+        grad, d_tau = implicit.gradient(weights, d_weights, weight, tau, result.excess, call.tol)
         return {"scores": grad.masked_fill(masked, 0.0), "tau": d_tau}
 
 
-BACKENDS = Backends(Torch())
+BACKENDS = Backends(
+    Torch(),
+    Declined("native", "the compiled kernels take a finite n_iters"),
+    Declined("triton", "its kernels take a finite n_iters"),
+    Declined("reference", "it has the unrolled gradient only"),
+)
 
 
 def _fake(call: LimitCall, backend: str) -> LimitResult:
     *lead, _, m = call.scores.shape
     weights = call.scores.new_empty(call.scores.shape, dtype=working_dtype(call.scores.dtype))
-    info = [weights.new_empty(lead, dtype=dtype) for dtype in (weights.dtype, torch.int64, torch.bool)]
+    dtypes = (weights.dtype, torch.int64, torch.int64, torch.bool)
+    info = [weights.new_empty(lead, dtype=dtype) for dtype in dtypes]
     return LimitResult(weights, weights.new_empty(*lead, m), *info)
 
 

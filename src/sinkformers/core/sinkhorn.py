@@ -1,11 +1,13 @@
 """`sinkhorn`: the operator as users call it."""
 
-import torch
+import math
+
 from torch import Tensor
 
 from sinkformers.core import checks
+from sinkformers.core.arguments import check_problem, empty_weights, relaxation_tensor
 from sinkformers.core.call import NormalizeCall
-from sinkformers.core.modes import autocasts
+from sinkformers.core.limit import limit_weights
 from sinkformers.core.normalize import BACKENDS, normalize
 from sinkformers.core.problem import pose
 from sinkformers.core.softmax import softmax
@@ -14,11 +16,12 @@ from sinkformers.core.softmax import softmax
 def sinkhorn(
     scores: Tensor,
     *,
-    n_iters: int = 3,
+    n_iters: int | float = 3,
     tau: float | Tensor = 1.0,
     mask: Tensor | None = None,
     row_mass: Tensor | None = None,
     col_mass: Tensor | None = None,
+    tol: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Normalise the rows of `exp(scores)`, then its columns, then its rows, …, `n_iters` times in all.
@@ -29,13 +32,14 @@ def sinkhorn(
     Args:
         scores: (…, n, m), any leading axes, float16, bfloat16, float32 or float64. Minus infinity means masked.
         n_iters: how many normalisations. 1 is SoftMax; odd counts end on rows, so rows sum to 1 to rounding; even ones
-            end on columns.
+            end on columns. `math.inf` is the limit, by Newton's method, as in `sinkhorn_limit`.
         tau: relaxes the column steps, from 0 (SoftMax) to 1 (Sinkhorn). A number, or a tensor that broadcasts to the
             leading axes; a tensor has a gradient. One without axes may be on the CPU, whatever the scores' device.
         mask: boolean, broadcasts to the scores, `True` where an entry is valid. Masking equals deletion: an empty row
             or column gives zeros, and what masked entries hold changes nothing.
         row_mass, col_mass: (n,) and (m,), or with leading axes; non-negative, summing to 1. Then rows sum to 1 and, at
             convergence, `row_mass @ weights = col_mass`.
+        tol: with `n_iters=math.inf`, the relative error of the column sums at which a matrix is done; 1e-3 by default.
         backend: `auto`, `native`, `triton`, `torch`, or `reference`, the log-domain definition, which can be
             differentiated twice.
 
@@ -43,7 +47,7 @@ def sinkhorn(
         weights (…, n, m), in the dtype of the scores (float32 under autocast, like SoftMax). Rows sum to 1, and columns
         tend to (valid rows)/(valid columns).
 
-    The gradient is the exact one of the steps taken. Beside the scores it keeps only vectors, a few per step; at
+    The gradient is the exact one of the steps taken, and that of the limit for `n_iters=math.inf`. Beside the scores it keeps only vectors, a few per step; at
     `n_iters=1` it keeps the weights, as SoftMax does.
 
     Examples:
@@ -57,7 +61,10 @@ def sinkhorn(
     caller = "sinkhorn"
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     n_iters = checks.iterations(caller, n_iters)
+    tol = checks.limit_tolerance(caller, n_iters, tol)
     relaxation = checks.relaxation(caller, tau, "scores", scores)
+    if not isinstance(n_iters, int) and n_iters == math.inf:
+        return limit_weights(caller, scores, mask, row_mass, col_mass, relaxation, tol, backend)
     call = NormalizeCall(scores, mask, row_mass, col_mass, relaxation_tensor(relaxation, scores), n_iters)
     chosen = BACKENDS.choose(caller, backend, call)
     if scores.numel() == 0:
@@ -65,45 +72,6 @@ def sinkhorn(
     if backend == "auto" and isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0):
         return _softmax(scores, mask, row_mass, col_mass)
     return chosen.forward(call) if chosen.composite else normalize.output(call, chosen)
-
-
-def check_problem(
-    caller: str, scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Check the tensors of a call; give mask and masses the rank of the scores."""
-    checks.tensor(caller, "scores", scores, min_dim=2)
-    if mask is not None or row_mass is not None or col_mass is not None:
-        checks.one_device(caller, "scores", scores, mask=mask, row_mass=row_mass, col_mass=col_mass)
-    *lead, n, m = scores.shape
-    if mask is not None:
-        checks.mask(caller, "mask", mask, scores.shape, "scores")
-        mask = with_rank(mask, scores.dim())
-    if row_mass is not None:
-        row_mass = checks.mass(caller, "row_mass", row_mass, torch.Size((*lead, n)))
-        row_mass = with_rank(row_mass, scores.dim() - 1)
-    if col_mass is not None:
-        col_mass = checks.mass(caller, "col_mass", col_mass, torch.Size((*lead, m)))
-        col_mass = with_rank(col_mass, scores.dim() - 1)
-    if autocasts(scores.device) and scores.dtype in (torch.float16, torch.bfloat16):
-        scores = scores.float()
-    return scores, mask, row_mass, col_mass
-
-
-def relaxation_tensor(tau: float | Tensor, scores: Tensor) -> Tensor | None:
-    """`tau` with the rank of the leading axes, or None for 1, which costs nothing."""
-    if isinstance(tau, Tensor):
-        return with_rank(tau, scores.dim() - 2)
-    return None if tau == 1 else with_rank(torch.tensor(tau, dtype=torch.float64, device="cpu"), scores.dim() - 2)
-
-
-def with_rank(tensor: Tensor, rank: int) -> Tensor:
-    return tensor.reshape((1,) * (rank - tensor.dim()) + tuple(tensor.shape))
-
-
-def empty_weights(scores: Tensor, tau: float | Tensor | None) -> Tensor:
-    """The weights of scores without entries; a tensor `tau` has the gradient zero, not none."""
-    weights = scores.softmax(-1)
-    return weights + tau.reshape(-1)[:0].sum().to(weights) if isinstance(tau, Tensor) else weights
 
 
 def _softmax(scores: Tensor, mask: Tensor | None, row_mass: Tensor | None, col_mass: Tensor | None) -> Tensor:
