@@ -1,7 +1,7 @@
 """Check the tokens, masks and settings of an attention call, and give them one shape."""
 
 import math
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from sinkformers.attention.masks import Masks
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.core import checks
 from sinkformers.core.arguments import with_rank
+from sinkformers.core.limit import MOST_PRODUCTS
 from sinkformers.core.modes import autocasts
 
 CALLER = "sinkhorn_attention"
@@ -101,7 +102,39 @@ def repeat_groups(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     return query, key, value
 
 
-def check_implicit(n_iters: int) -> None:
+class Stop(NamedTuple):
+    """When the search for the limit ends."""
+
+    tol: float
+    max_iters: int
+
+
+def check_stop(n_iters: float, gradient: Any, tol: Any, max_iters: Any) -> Stop | None:
+    """When to stop at `n_iters=math.inf`; None for a finite number."""
+    if gradient is not None:
+        checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
+    tol = checks.limit_tolerance(CALLER, n_iters, tol)
+    if n_iters != math.inf:
+        if max_iters is not None:
+            raise ValueError(
+                f"{CALLER}: max_iters goes with n_iters=math.inf; got max_iters={max_iters!r} and n_iters={n_iters}. "
+                "Leave one of them out."
+            )
+        return None
+    if gradient == "unrolled":
+        raise ValueError(
+            f'{CALLER}: gradient="unrolled" is that of a finite number of steps; got n_iters=math.inf. Leave it out, '
+            'or pass "implicit", the gradient of the limit.'
+        )
+    return Stop(tol, MOST_PRODUCTS if max_iters is None else checks.most_iterations(CALLER, max_iters))
+
+
+def tau_is_zero(tau: Any) -> bool:
+    """Whether `tau` is the number 0, where attention is SoftMax whatever the steps."""
+    return not isinstance(tau, Tensor | str | bool) and tau == 0
+
+
+def check_implicit(n_iters: float) -> None:
     if n_iters < 3 or n_iters % 2 == 0:
         raise ValueError(
             f'{CALLER}: gradient="implicit" needs an odd n_iters ≥ 3, so that the weights end on rows near the limit; '
@@ -125,7 +158,7 @@ def refuse_causal(caller: str) -> NoReturn:
 
 
 def check_order(
-    attn_mask: Tensor | None, masks: Masks, n_iters: int, tau: float | Tensor, allow_one_way_mask: bool
+    attn_mask: Tensor | None, masks: Masks, n_iters: float, tau: float | Tensor, allow_one_way_mask: bool
 ) -> None:
     """Refuse a mask that orders the tokens, unless the weights are SoftMax; a tensor `tau` is not read."""
     if allow_one_way_mask or n_iters == 1 or (not isinstance(tau, Tensor) and tau == 0):

@@ -17,17 +17,22 @@ from sinkformers.attention.arguments import (
     check_masks,
     check_order,
     check_scale,
+    check_stop,
     check_tokens,
     repeat_groups,
+    tau_is_zero,
     triangle,
 )
 from sinkformers.attention.attend import BACKENDS, attend
 from sinkformers.attention.call import AttentionCall, attention_problem
+from sinkformers.attention.limit import BACKENDS as LIMIT_BACKENDS
+from sinkformers.attention.limit import LimitAttentionCall, attend_limit
 from sinkformers.attention.masks import combine, zero_masked
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor, with_rank
 from sinkformers.core.backend import Backend
+from sinkformers.core.limit import warn_unconverged
 from sinkformers.core.modes import without_autocast
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.sinkhorn import sinkhorn
@@ -43,12 +48,14 @@ def sinkhorn_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    n_iters: int = 3,
+    n_iters: int | float = 3,
     tau: float | Tensor = 1.0,
     cost: str = "dot",
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
-    gradient: str = "unrolled",
+    gradient: str | None = None,
+    tol: float | None = None,
+    max_iters: int | None = None,
     backend: str = "auto",
     allow_one_way_mask: bool = False,
 ) -> Tensor:
@@ -64,13 +71,18 @@ def sinkhorn_attention(
         is_causal: as in SoftMax attention, for `n_iters=1` only.
         scale: of the dot products; 1/√d by default.
         enable_gqa: query heads share key and value heads, in groups.
-        n_iters, tau: as in `sinkhorn`. A tensor `tau` broadcasts to the leading axes: one value per head is (heads,).
+        n_iters, tau: as in `sinkhorn`; `n_iters=math.inf` is the limit, by Newton's method. A tensor `tau` broadcasts
+            to the leading axes: one value per head is (heads,).
         cost: `"dot"`, or `"l2"` for scores −½·scale·|q − k|².
         query_mask, key_mask: boolean (batch, n) and (batch, m), `True` at valid tokens. Where it has fewer axes than
             the tokens, those before the last are the tokens' first. A masked token is left out of the sums of the other
             side too, which masking a key alone does not do: self-attention passes both.
         gradient: `"unrolled"`, the exact gradient of the steps taken, or `"implicit"`, that of the limit at the weights
-            reached (odd `n_iters` ≥ 3).
+            reached (odd `n_iters` ≥ 3). By default it is unrolled for a finite `n_iters`, and implicit for `math.inf`.
+        tol: for `n_iters=math.inf`, the relative error of the column sums at which a head is done; 1e-3 by default. For
+            `tau` < 1 that is relative to the sums that the limit would have at the column potentials reached.
+        max_iters: for `n_iters=math.inf`, the most products with `exp(scores)` or its transpose, 1000 by default. Heads
+            that have not converged by then have the best weights found, and give one `ConvergenceWarning`.
         backend: `auto`, `native`, `torch`, `triton`, or `reference`, which can be differentiated twice.
         allow_one_way_mask: accept a square `attn_mask` that orders the tokens, as a triangle does. Otherwise such a
             mask is refused unless the weights are SoftMax (`n_iters=1` or the number `tau=0`): column sums run over all
@@ -92,7 +104,7 @@ def sinkhorn_attention(
     """
     plan = _plan(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, n_iters, tau, cost, query_mask, key_mask,
-        gradient, backend, allow_one_way_mask,
+        gradient, tol, max_iters, backend, allow_one_way_mask,
     )  # fmt: skip
     return plan.function(*plan.arguments)
 
@@ -122,7 +134,7 @@ def attention_with_weights(
     dropout_p: float = 0.0,
     *,
     scale: float | None = None,
-    n_iters: int = 3,
+    n_iters: int | float = 3,
     tau: float | Tensor = 1.0,
     query_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
@@ -160,19 +172,22 @@ def _plan(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-    n_iters: int,
+    n_iters: int | float,
     tau: float | Tensor,
     cost: str,
     query_mask: Tensor | None,
     key_mask: Tensor | None,
-    gradient: str,
+    gradient: str | None,
+    tol: float | None,
+    max_iters: int | None,
     backend: str,
     allow_one_way_mask: bool,
 ) -> Plan:
     """Check the arguments of `sinkhorn_attention`, describe the call, and choose its backend."""
     no_masks = attn_mask is None and query_mask is None and key_mask is None and not is_causal
     usual = no_masks and type(n_iters) is int and n_iters > 1 and type(tau) is float and tau == 1
-    usual = usual and type(dropout_p) is float and dropout_p == 0 and cost == "dot" and gradient == "unrolled"
+    usual = usual and type(dropout_p) is float and dropout_p == 0 and cost == "dot" and gradient in (None, "unrolled")
+    usual = usual and tol is None and max_iters is None
     if usual and not enable_gqa and are_plain(query, key, value):  # for small tokens the checks below take longer
         scale = check_scale(scale, query)
         call = AttentionCall(query, key, value, *NO_MASKS, None, None, None, n_iters, scale, False, 0.0, False)
@@ -180,13 +195,13 @@ def _plan(
         return Plan(chosen.name, _run, (call, chosen))
     query, key, value = check_tokens(query, key, value, enable_gqa)
     n_iters = checks.iterations(CALLER, n_iters)
-    checks.one_of(CALLER, "gradient", gradient, ("unrolled", "implicit"))
-    implicit = gradient == "implicit"
-    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=not implicit)
+    stop = check_stop(n_iters, gradient, tol, max_iters)
+    implicit = gradient == "implicit" or stop is not None
+    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=not implicit or tau_is_zero(tau))
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
     softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
-    if implicit:
+    if implicit and stop is None:
         check_implicit(n_iters)
     if is_causal:
         check_causal(attn_mask, n_iters == 1 or softmax)
@@ -209,11 +224,16 @@ def _plan(
     if enable_gqa:
         query, key, value = repeat_groups(query, key, value, enable_gqa)
     by_head = relaxation_tensor(relaxation, query)
-    call = AttentionCall(query, key, value, *masks, by_head, None, None, n_iters, scale, l2, dropout_p, implicit)
-    chosen = BACKENDS.choose(CALLER, backend, call)
+    tensors = (query, key, value, *masks, by_head, None, None)
+    if stop is None or softmax:
+        steps = n_iters if isinstance(n_iters, int) else 1  # where tau is 0 the limit is SoftMax
+        call, backends = AttentionCall(*tensors, steps, scale, l2, dropout_p, implicit and not softmax), BACKENDS
+    else:
+        call, backends = LimitAttentionCall(*tensors, scale, l2, dropout_p, *stop), LIMIT_BACKENDS
+    chosen = backends.choose(CALLER, backend, call)
     if empty:
         return Plan(chosen.name, _no_output, (query, key, value, masks.bias, relaxation))
-    return Plan(chosen.name, _run, (call, chosen))
+    return Plan(chosen.name, _run if isinstance(call, AttentionCall) else _run_to_the_limit, (call, chosen))
 
 
 def _run(call: AttentionCall, backend: Backend) -> Tensor:
@@ -223,6 +243,14 @@ def _run(call: AttentionCall, backend: Backend) -> Tensor:
         return backend.forward(call)
     out, dtype = attend.output(call, backend), call.query.dtype
     return out if out.dtype == dtype else out.to(dtype)
+
+
+def _run_to_the_limit(call: LimitAttentionCall, backend: Backend) -> Tensor:
+    if call.dropout_p > 0:
+        call = call.change(call.attention().change(seed=torch.randint(2**62, (), device="cpu")))
+    result, dtype = attend_limit(call, backend), call.query.dtype
+    warn_unconverged(CALLER, "heads", call.tol, result)
+    return result.out if result.out.dtype == dtype else result.out.to(dtype)
 
 
 def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

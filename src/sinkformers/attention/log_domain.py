@@ -32,7 +32,7 @@ def recompute_gradients(call: AttentionCall, d_out: Tensor, grads: Gradients, sa
     d_out = d_out[~safe].masked_fill(~problem.rows[..., None], 0.0)
     run = log_domain.potentials(problem, part.tau, part.definition())
     weights = log_domain.weights(run, problem, part.tau)
-    d_weights, d_value = _through_values(part, weights, d_out)
+    d_weights, d_value = through_values(part, weights, d_out)
     grad, d_tau = log_domain.gradient(problem, part.tau, part.definition(), d_weights)
     recomputed = token_gradients(grad, d_value, d_tau, part, masks, needs_bias=grads.bias is not None)
     for whole, piece in zip(grads, recomputed, strict=True):
@@ -46,13 +46,13 @@ def implicit_gradients(call: AttentionCall, state: State, d_out: Tensor, *, need
     problem, definition = call.problem(masks), call.definition()
     d_out = d_out.masked_fill(~problem.rows[..., None], 0.0)
     weights, _ = unrolled.recompute_weights(problem, call.tau, definition, state)
-    d_weights, d_value = _through_values(call, weights, d_out)
+    d_weights, d_value = through_values(call, weights, d_out)
     excess = unrolled.column_excess(problem, call.tau, definition, state)
     grad, d_tau = implicit.gradient(weights, d_weights, None, call.tau, excess)
     return token_gradients(grad, d_value, d_tau, call, masks, needs_bias=needs_bias)
 
 
-def _through_values(call: AttentionCall, weights: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
+def through_values(call: AttentionCall, weights: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of the weights (..., n, m) and of the values, from that of the output."""
     d_weights, dropout = d_out @ call.value.mT, call.dropout_mask()
     if dropout is not None:

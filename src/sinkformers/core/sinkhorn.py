@@ -47,8 +47,8 @@ def sinkhorn(
         weights (…, n, m), in the dtype of the scores (float32 under autocast, like SoftMax). Rows sum to 1, and columns
         tend to (valid rows)/(valid columns).
 
-    The gradient is the exact one of the steps taken, and that of the limit for `n_iters=math.inf`. Beside the scores it keeps only vectors, a few per step; at
-    `n_iters=1` it keeps the weights, as SoftMax does.
+    The gradient is the exact one of the steps taken, and that of the limit for `n_iters=math.inf`. Beside the scores it
+    keeps only vectors, a few per step; at `n_iters=1` and at the limit it keeps the weights, as SoftMax does.
 
     Examples:
         >>> import torch, sinkformers
