@@ -20,7 +20,7 @@ class Native(Backend):
     name = "native"
 
     def why_not(self, call: AttentionCall) -> str | None:
-        return why_not_on(call.query.device) or _unread_tensors(call)
+        return why_not_on(call.query.device) or unread_tensors(call)
 
     def warning(self, call: AttentionCall) -> str | None:
         return missing_warning(call.query.device)
@@ -29,7 +29,7 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        out, state, safe = native.attention_forward(**_arguments(call))
+        out, state, safe = native.attention_forward(**arguments_of(call))
         assert safe is not None
         log_domain.recompute_output(call, out, safe)
         u, s, r = state
@@ -40,7 +40,7 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        out, (state,), safe = native.attention_forward(**_arguments(call), packed=True)
+        out, (state,), safe = native.attention_forward(**arguments_of(call), packed=True)
         if safe is not None:
             log_domain.recompute_output(call, out, safe)
         return AttentionResult._make((out, state, None, None, safe))
@@ -59,26 +59,26 @@ class Native(Backend):
         call = call.in_working_dtype()
         d_out = d_output if d_output.dtype == call.query.dtype else d_output.to(call.query.dtype)
         state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
-        arguments = {**_arguments(call), "d_out": d_out, "out": result.out, "state": state}
+        arguments = {**arguments_of(call), "d_out": d_out, "out": result.out, "state": state}
         whole = call.query.shape[:-2]
-        bias_lead = _summed_lead(call.bias, whole) if needed["bias"] and call.bias is not None else None
-        grads, safe = _gradients(arguments, bias_lead)
+        bias_lead = bias_lead_of(call.bias, whole) if needed["bias"] and call.bias is not None else None
+        grads, safe = gradients_by_kernels(arguments, bias_lead)
         safe = both_safe(safe, result.safe)
         if safe is not None and not safe.all():
             if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
-                grads, _ = _gradients(arguments, whole)
+                grads, _ = gradients_by_kernels(arguments, whole)
             log_domain.recompute_gradients(call, d_out, grads, safe)
         return grads._asdict()
 
 
-def _gradients(arguments: dict[str, Any], bias_lead: torch.Size | None) -> tuple[Gradients, Tensor | None]:
+def gradients_by_kernels(arguments: dict[str, Any], bias_lead: torch.Size | None) -> tuple[Gradients, Tensor | None]:
     from sinkformers.kernels import native
 
     d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(**arguments, bias_lead=bias_lead)
     return Gradients(d_query, d_key, d_value, d_bias, d_tau), safe
 
 
-def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
+def bias_lead_of(bias: Tensor, lead: torch.Size) -> torch.Size:
     """The leading axes of the bias's gradient, of size 1 where the kernels can sum: over heads, or all other axes."""
     if not lead:
         return lead
@@ -87,7 +87,7 @@ def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
     return torch.Size((*first, heads))
 
 
-def _arguments(call: AttentionCall) -> dict[str, Any]:
+def arguments_of(call: AttentionCall) -> dict[str, Any]:
     """The arguments of the kernels; tensors and settings by the names of their fields, those left out being zero."""
     tensors = {"query": call.query, "key": call.key, "value": call.value}
     for name in _OPTIONAL:
@@ -102,7 +102,7 @@ def _arguments(call: AttentionCall) -> dict[str, Any]:
     return {"tensors": tensors, "settings": settings, "n_iters": call.n_iters, "seed": seed}
 
 
-def _unread_tensors(call: AttentionCall) -> str | None:
+def unread_tensors(call: AttentionCall) -> str | None:
     given = [name for name in _OPTIONAL if getattr(call, name) is not None]
     if not given:
         return None

@@ -40,14 +40,16 @@ class LimitAttentionCall(NamedTuple):
 
 
 class LimitAttentionResult(NamedTuple):
-    """The output in the dtype of the steps, the potentials, and how each head converged.
+    """The output in the dtype of the steps, what the weights are made of, and how each head converged.
 
-    The weights are `exp(scores + f + g)`, and are computed again in the backward pass.
+    The weights are `u·exp(scores + lift − shift)·v`, and are computed again in the backward pass.
     """
 
     out: Annotated[Tensor, per_matrix("n", "e")]
-    f: Annotated[Tensor, per_matrix("n")]
-    g: Annotated[Tensor, per_matrix("m")]
+    u: Annotated[Tensor, per_matrix("n")]
+    v: Annotated[Tensor, per_matrix("m")]
+    shift: Annotated[Tensor, per_matrix("n")]
+    lift: Annotated[Tensor, per_matrix("m")]
     residual: Annotated[Tensor, per_matrix(saved=False)]
     products: Annotated[Tensor, per_matrix(saved=False)]
     converged: Annotated[Tensor, per_matrix(saved=False)]

@@ -6,12 +6,14 @@ Between forward and backward only the potentials are saved, beside inputs and ou
 import torch
 
 from sinkformers.attention.limit.call import LimitAttentionCall, LimitAttentionResult
+from sinkformers.attention.limit.native_backend import Native
 from sinkformers.attention.limit.torch_backend import Torch
 from sinkformers.core.backend import Backends, Declined
 from sinkformers.core.operator import Operator
 from sinkformers.core.problem import working_dtype
 
 BACKENDS = Backends(
+    Native(),
     Torch(),
     Declined("triton", "its kernels take a finite n_iters"),
     Declined("reference", "it has the unrolled gradient only"),
@@ -21,8 +23,9 @@ BACKENDS = Backends(
 def _fake(call: LimitAttentionCall, backend: str) -> LimitAttentionResult:
     *lead, n, _ = call.query.shape
     out = call.query.new_empty(*lead, n, call.value.shape[-1], dtype=working_dtype(call.query.dtype))
+    vectors = [out.new_empty(*lead, size) for size in 2 * (n, call.key.shape[-2])]
     evidence = [out.new_empty(lead, dtype=dtype) for dtype in (out.dtype, torch.int64, torch.bool)]
-    return LimitAttentionResult(out, out.new_empty(*lead, n), out.new_empty(*lead, call.key.shape[-2]), *evidence)
+    return LimitAttentionResult(out, *vectors, *evidence)
 
 
 attend_limit = Operator("attend_limit", LimitAttentionCall, LimitAttentionResult, BACKENDS, _fake)

@@ -14,7 +14,9 @@ struct Strided { // element (b, h, i) or (b, h, i, j), strides in elements; unit
 // workspace: bytes that stored kernels may take. masked_bias: a bias at or below means masked. safe_product: a head is
 // unsafe once max u · max v reaches it. Contiguous: out (b, h, n, e), u (b, h, row steps, n), s (b, h, column steps,
 // m), r (b, h, n), safe (b, h) and the gradients. d_bias (b, h, n, m) may be null; it is a sum over b or over h where
-// that stride is 0, and its matrices are contiguous.
+// that stride is 0, and its matrices are contiguous. With max_products > 0 the call is one of the limit: n_iters is 2,
+// the weights are u·exp(C + lift − r)·s, lift (b, h, m), and `residual` and `products` (b, h) say how each head
+// converged.
 // clang-format off
 #define ATTENTION_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                            \
     INT(batch) INT(heads) INT(n) INT(m) INT(d) INT(e) INT(n_iters) INT(threads) INT(workspace)             \
@@ -22,7 +24,8 @@ struct Strided { // element (b, h, i) or (b, h, i, j), strides in elements; unit
     STRIDED(bias) STRIDED(entries) STRIDED(queries) STRIDED(keys) STRIDED(tau)                             \
     REAL(scale) REAL(dropout_p) REAL(masked_bias) REAL(safe_product) BITS(seed) INT(l2) INT(drops)         \
     STRIDED(d_out) DATA(out) DATA(u) DATA(s) DATA(r) BYTES(safe)                                           \
-    DATA(d_query) DATA(d_key) DATA(d_value) STRIDED(d_bias) DATA(d_tau)
+    DATA(d_query) DATA(d_key) DATA(d_value) STRIDED(d_bias) DATA(d_tau)                                    \
+    INT(max_products) REAL(tol) DATA(lift) DATA(residual) DATA(products)
 
 // Contiguous: scores and weights (batch, n, m), row_weight (batch, n), col_target (batch, m), tau (batch).
 #define OPERATOR_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                             \

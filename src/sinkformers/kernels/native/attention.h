@@ -35,7 +35,8 @@ template <class T> struct Head {
     // shared by the team
     T *packed_q, *packed_k, *kt, *packed_v, *start, *a, *vv, *part, *aside, *u, *s, *tops;
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
-    const T *q, *k; // packed or not, rows dp apart
+    T *limit_columns, *limit_rows, *notes; // of a call of the limit
+    const T *q, *k;                        // packed or not, rows dp apart
     // a member's own: rows from `first_row` on, `stored_rows` of them stored
     T *scratch, *drop, *narrow;
     int first_row, stored_rows;
@@ -82,6 +83,11 @@ template <class T> struct Head {
             dg = arena.take<T>(mp);
             vprev = arena.take<T>(mp);
         }
+        if (at_limit()) {
+            limit_columns = arena.take<T>((size_t)LIMIT_COLUMNS * mp);
+            limit_rows = arena.take<T>(n);
+            notes = arena.take<T>(team.size + 1);
+        }
         a = arena.take<T>((size_t)most_stored * row_length(mp));
         const size_t rows = (size_t)most_rows * row_length(mp);
         T *own = most_stored < n ? arena.take<T>(team.size * rows) : nullptr;
@@ -92,6 +98,8 @@ template <class T> struct Head {
         narrow = arena.take<T>(team.size * each);
         narrow = narrow ? narrow + team.id * each : nullptr;
     }
+    static constexpr int LIMIT_COLUMNS = 12;
+    bool at_limit() const { return args.max_products > 0; }
     // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all
     // rows: about 48 KiB of them, one tile at least.
     static int narrow_rows(int width) { return std::max(MR, std::min(8 * MR, 2048 / std::max(1, width) * MR)); }
@@ -159,6 +167,8 @@ template <class T> struct Head {
             start[j] = j >= live_m ? -std::numeric_limits<T>::infinity()
                        : args.l2   ? (T)(-0.5 * args.scale) * dot_plain(key_row(j), key_row(j), d)
                                    : 0;
+        if (at_limit() && backward)
+            for (int j = from; j < std::min(to, live_m); j++) start[j] += saved(args.lift, 1, 0, m)[col_at[j]];
         for (int j = from; j < to; j += 4) transpose_keys(j, (T)args.scale);
         team.barrier();
     }

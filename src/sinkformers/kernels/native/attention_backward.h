@@ -13,17 +13,9 @@ template <class T> struct Backward : Head<T> {
 
     void run(int64_t item, int64_t place) {
         this->enter(item, place);
-        const auto &args = this->args;
-        if (this->team.id == 0 && (this->live_n < this->n || this->live_m < this->m)) clear();
-        if (this->team.id == 0 && this->first_of_item && !bias_in_whole()) clear_bias();
-        this->team.barrier();
-        if (!this->live_n) return;
-        const bool ends_on_rows = args.n_iters % 2;
+        if (!prepare()) return;
+        const bool ends_on_rows = this->args.n_iters % 2;
         const int last_col = this->col_steps - 1;
-        d_tau = 0;
-        gain = args.d_bias.data ? 1 : (T)args.scale;
-        left = right = 0;
-        term = this->ep;
         begin(ends_on_rows);
         first_pass(ends_on_rows);
         values(ends_on_rows);
@@ -33,6 +25,17 @@ template <class T> struct Backward : Head<T> {
         }
         last_pass(last_col == 0 && !ends_on_rows);
         finish();
+    }
+    // Whether there is anything to differentiate.
+    bool prepare() {
+        if (this->team.id == 0 && (this->live_n < this->n || this->live_m < this->m)) clear();
+        if (this->team.id == 0 && this->first_of_item && !bias_in_whole()) clear_bias();
+        this->team.barrier();
+        d_tau = 0;
+        gain = this->args.d_bias.data ? 1 : (T)this->args.scale;
+        left = right = 0;
+        term = this->ep;
+        return this->live_n > 0;
     }
     void clear() {
         const auto &args = this->args;
@@ -84,7 +87,8 @@ template <class T> struct Backward : Head<T> {
         } else {
             this->take(to, this->saved(this->args.s, this->col_steps, step, this->m), this->col_at, this->all_cols(),
                        from, live);
-            this->scalings(to, to, from, until);
+            if (!this->at_limit()) this->scalings(to, to, from, until);
+            else std::fill(to + std::max(from, live), to + std::max(from, until), (T)0); // saved as they are
         }
     }
     void get_u(int step) {

@@ -194,19 +194,25 @@ def _run_backward(
 
 
 def attention_forward(
-    tensors: Mapping[str, Tensor], settings: Settings, *, n_iters: int, seed: int, packed: bool = False
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    *,
+    n_iters: int,
+    seed: int,
+    packed: bool = False,
+    **written: Tensor,
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Output (…, n, e), state, and safe (…), which is None where `packed` and all matrices are safe.
 
     `tensors` holds query, key and value, and what else the structure takes, by name; `settings` holds its numbers,
-    except those that differ from call to call.
+    except those that differ from call to call; `written` holds tensors for what else it gives.
     The state is u (…, rows, n), s (…, cols, m) and r (…, n), or with `packed` one tensor that holds them all.
     Where `safe` is False the scalings left the floating-point range, and the output of that matrix must not be used.
     """
     query, value = tensors["query"], tensors["value"]
     (*lead, n, _), (*_, m, e) = query.shape, value.shape
     out, args = query.new_empty(*lead, n, e), _attention(tensors, settings, n_iters, seed)
-    args.write(out=out)
+    args.write(out=out, **written)
     state, safe = _run_forward("attention_forward", args, query, lead, state_sizes(n, m, n_iters), packed)
     return out, state, safe
 
@@ -221,12 +227,13 @@ def attention_backward(
     out: Tensor,
     state: Sequence[Tensor],
     bias_lead: torch.Size | None,
+    **read: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of query, key, value, of the bias, of tau (…) if given, and safe (…).
 
-    `out` and `state` are those of the forward pass, in either form. `safe` is None where all matrices are safe. The
-    gradient of the bias is (*bias_lead, n, m), None for None. It is summed over the leading axes of size 1 in
-    `bias_lead`, and then of use only if all matrices are safe.
+    `out`, `state` and what else is `read` are those of the forward pass, the state in either form. `safe` is None where
+    all matrices are safe. The gradient of the bias is (*bias_lead, n, m), None for None. It is summed over the leading
+    axes of size 1 in `bias_lead`, and then of use only if all matrices are safe.
     """
     query, key, value = tensors["query"], tensors["key"], tensors["value"]
     (*lead, n, _), m = query.shape, key.shape[-2]
@@ -235,7 +242,7 @@ def attention_backward(
     d_tau = query.new_empty(lead) if "tau" in tensors else None
     args = _attention(tensors, settings, n_iters, seed)
     args.read_tokens("d_out", d_out if len(lead) == 2 else _lead_of_two(d_out, query.shape[:-2]))
-    args.read(out=out)
+    args.read(out=out, **read)
     args.write(d_query=d_query, d_key=d_key, d_value=d_value)
     if d_bias is not None:
         args.write_strided("d_bias", d_bias.view(*_batch_and_heads(d_bias.shape[:-2]), n, m))

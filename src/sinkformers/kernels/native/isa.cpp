@@ -2,6 +2,7 @@
 #include "attention_backward.h"
 #include "attention_forward.h"
 #include "kernels.h"
+#include "limit.h"
 #include "operator.h"
 #include "tiny.h"
 
@@ -16,7 +17,10 @@ template <class T> static void attention_heads(const AttentionArguments &args, c
         for (int64_t item; (item = share.next(share.queue)) >= 0;)
             for (int64_t place = 0; place < head.order.each(); place++) head.run(item, place);
     };
-    if (share.backward) every_head(Backward<T>(args, team, true, share.stored, share.workspace));
+    if (args.max_products > 0) {
+        if (share.backward) every_head(LimitBackward<T>(args, team, true, share.stored, share.workspace));
+        else every_head(LimitForward<T>(args, team, false, share.stored, share.workspace));
+    } else if (share.backward) every_head(Backward<T>(args, team, true, share.stored, share.workspace));
     else every_head(Forward<T>(args, team, false, share.stored, share.workspace));
 }
 template <class T> static size_t operator_bytes(const OperatorArguments &args, int size, bool backward) {
