@@ -113,11 +113,13 @@ def _settings(random: Random, case: Case) -> Case:
         case = replace(case, cost="l2", offset=random.choice((0.0, 0.0, 10.0)), d=min(case.d, 300))
     if (n_iters == 1 or tau == 0) and random.random() < 0.3:
         case = replace(case, causal=True, dropout=0.0)
-    if random.random() < 0.04 and case.backend != "reference":
+    if random.random() < 0.1 and case.backend != "reference":
         case = replace(case, gradient="implicit", n_iters=random.choice((3, 5, 9, 21)), tau=random.choice((1.0, 0.7)))
         case = replace(
             case, std=random.choice((0.3, 1.0)), scale=None, n=min(case.n, 17), m=min(case.m, 17), causal=False
         )
+        if random.random() < 0.6:
+            case = replace(case, gradient="limit", n_iters=3)  # a number for the size of the case only
     return case
 
 
@@ -155,8 +157,10 @@ def _masks(random: Random, case: Case) -> Case:
         changes["hub"] = changes["attn_mask"] != "bool" and random.random() < 0.1
         if changes["hub"]:
             changes["attn_axes"] = random.choice(("full", "matrix"))
-    if case.gradient == "implicit" and changes.get("hub"):
+    if case.gradient != "unrolled" and changes.get("hub"):
         changes["hub"] = False
+    if case.gradient == "limit" and "pattern" in changes:  # a limit exists
+        changes |= {"pattern": random.choice(("rows", "columns")), "bias_low": None}
     return replace(case, **changes)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fuzzing import bounds, oracle
 from fuzzing.arguments import mask_shape, size_of
 from fuzzing.case import Case
+from fuzzing.expected_operator import limit_error
 from fuzzing.leaves import Expected, Leaves, Tensors, clean, reduced, tau_of, working
 from fuzzing.program import token_mask_shape
 
@@ -27,7 +28,11 @@ def attention(case: Case, tensors: Tensors, dropout: Tensor | None) -> dict[str,
     scores = oracle.attention_scores(query, key, scale, case.cost)
     scores = scores if bias is None else scores + bias
     tau = tau_of(case, t.exact)
-    run = oracle.iterate(scores, valid, case.n_iters, tau)
+    if case.gradient == "limit":
+        with torch.no_grad():
+            run = oracle.converge(scores, valid, tau)
+    else:
+        run = oracle.iterate(scores, valid, case.n_iters, tau)
     w_out = clean(t["w_out"], rows[..., None])
     weights = run.weights if dropout is None else run.weights * dropout
     out = weights @ value
@@ -53,6 +58,8 @@ def _errors(case: Case, t: Leaves, run: oracle.Run, parts: tuple[Any, ...], grad
         run.scores.abs().nan_to_num(posinf=0) + (0 if bias is None else bias.abs().nan_to_num(posinf=0))
     )
     known = bounds.forward(run, s_err, rounding)
+    if case.gradient == "limit":
+        known = known._replace(final=known.final + limit_error(case, run))
     off = bounds.weight_error(run, known)
     e, m = value.shape[-1], key.shape[-2]
     weights = run.weights * drop
@@ -77,7 +84,7 @@ def _errors(case: Case, t: Leaves, run: oracle.Run, parts: tuple[Any, ...], grad
         own = size * torch.finfo(torch.float64).eps / eps * (off_scores + sums * d_scores)
         full["query"] = full["query"] + own @ key.abs() + own.sum(-1)[..., None] * query.abs()
         full["key"] = full["key"] + own.mT @ query.abs() + own.sum(-2)[..., None] * key.abs()
-    if case.gradient == "implicit":
+    if case.gradient != "unrolled":
         grads = _chain(case, t, back.scores, query, key, weights, w_out, scale)
     # What is shared between heads is rounded for each of them, and then added.
     unit = torch.finfo(t.given["query"].dtype).eps

@@ -45,16 +45,10 @@ def operator(case: Case, tensors: Tensors) -> dict[str, Expected]:
 
 
 def _limit(case: Case, t: Leaves, scores: Tensor, valid: Tensor, tau: Tensor, masses: Tensors) -> dict[str, Expected]:
-    """The fixed point. Two Sinkhorn steps contract by tanh(spread/4)², which turns the residual into an error."""
+    """The fixed point."""
     with torch.no_grad():
         run = oracle.converge(scores, valid, tau, **masses)
-        plain = torch.where(run.scores == -torch.inf, 0.0, run.scores)
-        live = run.rows[..., None] & run.cols[..., None, :]
-        top, low = torch.where(live, plain, -1e9).amax(-2), torch.where(live, plain, 1e9).amin(-2)
-        spread = torch.where(run.cols, top - low, 0.0).amax(-1) * 2
-        rate = (spread / 4).tanh().square() * tau
-        residual = max(limit_tolerance(case), 8 * working(case).eps * max(case.n, case.m) ** 0.5)
-        relative = (4 * residual / (1 - rate).clamp_min(1e-6))[..., None, None]
+        relative = limit_error(case, run)
         weights = run.weights
         row_mass = run.log_a.exp() if masses else None
         plan, system = oracle.fixed_point_system(weights, tau.clamp_min(1e-12), row_mass)
@@ -64,6 +58,20 @@ def _limit(case: Case, t: Leaves, scores: Tensor, valid: Tensor, tau: Tensor, ma
         error = weights * relative
         off = torch.where(run.scores == -torch.inf, 0.0, relative * oracle.condition(system)[..., None, None] * local)
         return {"out": t.rounded("scores", weights, error), "d_scores": t.rounded("scores", grad, off)}
+
+
+def limit_error(case: Case, run: oracle.Run) -> Tensor:
+    """The relative error of weights (…, 1, 1) that a residual within the tolerance allows.
+
+    Two Sinkhorn steps contract by tanh(spread/4)², which turns the residual into an error.
+    """
+    plain = torch.where(run.scores == -torch.inf, 0.0, run.scores)
+    live = run.rows[..., None] & run.cols[..., None, :]
+    top, low = torch.where(live, plain, -1e9).amax(-2), torch.where(live, plain, 1e9).amin(-2)
+    spread = torch.where(run.cols, top - low, 0.0).amax(-1) * 2
+    rate = (spread / 4).tanh().square() * run.tau
+    residual = max(limit_tolerance(case), 8 * working(case).eps * max(case.n, case.m) ** 0.5)
+    return (4 * residual / (1 - rate).clamp_min(1e-6))[..., None, None]
 
 
 def marginals(case: Case, tensors: Tensors) -> dict[str, Expected]:

@@ -131,7 +131,12 @@ def keywords(case: Case, arguments: list[Argument]) -> list[str]:
     words = [f"{each.keyword}={each.name}" for each in arguments if each.keyword]
     if case.function == "marginal_error":
         return words
-    words.append(f"n_iters={case.n_iters}" if case.function != "sinkhorn_limit" else f"tol={limit_tolerance(case)}")
+    if case.gradient == "limit":
+        words.append('n_iters=float("inf")')
+    elif case.function != "sinkhorn_limit":
+        words.append(f"n_iters={case.n_iters}")
+    if case.gradient == "limit" or case.function == "sinkhorn_limit":
+        words.append(f"tol={limit_tolerance(case)}")
     if not isinstance(case.tau, str) and case.tau != 1:
         words.append(f"tau={case.tau}")
     if case.function in ATTENTION:
@@ -140,7 +145,7 @@ def keywords(case: Case, arguments: list[Argument]) -> list[str]:
     if case.function == "sinkhorn_attention":
         words += ["is_causal=True"] * case.causal + ["enable_gqa=True"] * (case.groups > 1)
         words += [f'cost="{case.cost}"'] * (case.cost != "dot") + [f'gradient="{case.gradient}"'] * (
-            case.gradient != "unrolled"
+            case.gradient == "implicit"
         )
     if case.function in ("sinkhorn_attention", "sinkhorn"):
         words.append(f'backend="{case.compared_backend}"')
