@@ -13,10 +13,9 @@ from benchmarks.units import duration
 
 def section(found: Sequence[Measurement]) -> str:
     """Return a table of attention, one of the model and one of the solvers, as far as there are records."""
-    timed = [m for m in found if not m.curve]
-    solvers = [m for m in timed if m.shape.startswith("n = ")]
-    model = [m for m in timed if m.shape == MODEL]
-    attention = [m for m in timed if m not in solvers and m not in model]
+    solvers = [m for m in found if m.shape.startswith("n = ")]
+    model = [m for m in found if m.shape == MODEL]
+    attention = [m for m in found if m not in solvers and m not in model]
     parts = [tables.grid(group, tables.shape, tables.label, tables.ratio_cell) for group in (attention, model)]
     return "\n\n".join(filter(None, [*parts, tables.grid(solvers, tables.label, tables.shape, solver_cell)]))
 
