@@ -40,7 +40,8 @@ def _potentials(scores: Tensor) -> Tensor:
         if gap.abs().max() <= ACCURACY:
             return g
         g = _line_search(scores, g, torch.linalg.solve(_hessian(weights), gap), gap)
-    raise RuntimeError(f"exact_limit: column sums are off by {gap.abs().max():.1e} after {MOST_STEPS} Newton steps.")
+    off = column_error((scores + g).softmax(-1))
+    raise RuntimeError(f"exact_limit: column sums are off by {off:.1e} after {MOST_STEPS} Newton steps.")
 
 
 def _line_search(scores: Tensor, g: Tensor, direction: Tensor, gap: Tensor) -> Tensor:
