@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.exact_limit import column_error
 
-MOST_PRODUCTS = 2000  # of any solver: POT takes about a minute for as many at n = 1024
+MOST_PRODUCTS = 2000  # of any solver: at n = 1024 POT takes a minute or two for as many
 SMALLEST = 1e-290  # weights below lose digits
 SAMPLES = 10_000
 
