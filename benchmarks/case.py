@@ -1,5 +1,6 @@
 """What is computed: the shape of a case, its fixed inputs, and large inputs whose answer a small problem knows."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,8 @@ class Case:
     """Attention on (batch, heads, n, d) in `dtype`, which is the name of a torch dtype.
 
     `padding` is the share of masked tokens, None for no mask of tokens. `mask` names a mask of the scores: a float bias
-    (1, heads, n, n), without or with a gradient of its own, or a boolean window (batch, 1, n, n).
+    (1, heads, n, n), without or with a gradient of its own, or a boolean window (batch, 1, n, n). With a tolerance
+    `tol` the case is attention at the limit, whatever `n_iters` is.
     """
 
     batch: int
@@ -29,6 +31,12 @@ class Case:
     padding: float | None = None
     mask: str = ""
     dtype: str = "float32"
+    tol: float | None = None
+
+    @property
+    def iterations(self) -> int | float:
+        """The argument `n_iters` of a call: infinite at the limit."""
+        return self.n_iters if self.tol is None else math.inf
 
     @property
     def label(self) -> str:

@@ -32,6 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", metavar="NAME,…", help="only these rows (SDPA is always timed)")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads (default: 2)")
     parser.add_argument("--budget", type=float, default=1.0, metavar="FACTOR", help="multiplies the time for rounds")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="where IMDb is, for `limit` (default: as in `sinkformers run`)"
+    )
     parser.add_argument("--list", action="store_true", help="name the suites and the rows, and stop")
     parser.add_argument(
         "--records", type=Path, metavar="FOLDER", help="where records are (default: benchmarks/records)"
@@ -49,10 +52,11 @@ def _run(asked: argparse.Namespace, parser: argparse.ArgumentParser, arguments: 
     from benchmarks.progress import Progress
     from benchmarks.rows import ROWS
     from benchmarks.settings import Settings
+    from benchmarks.solvers import SOLVERS
     from benchmarks.suites import QUICK, SUITES, small
     from benchmarks.suites.operator import TINY_ROWS
 
-    names = {*ROWS, *TINY_ROWS, *small.ROWS}
+    names = {*ROWS, *TINY_ROWS, *small.ROWS, *SOLVERS}
     suites = asked.suites or list(QUICK if asked.quick else SUITES)
     rows = None if asked.rows is None else tuple(name.strip() for name in asked.rows.split(",") if name.strip())
     if asked.list:
@@ -63,7 +67,7 @@ def _run(asked: argparse.Namespace, parser: argparse.ArgumentParser, arguments: 
     if asked.threads < 1 or asked.budget <= 0:
         parser.error(f"--threads must be ≥ 1 and --budget > 0; got {asked.threads} and {asked.budget}.")
     torch.set_num_threads(asked.threads)
-    settings = Settings(asked.quick, rows, asked.threads, asked.budget)
+    settings = Settings(asked.quick, rows, asked.threads, asked.budget, asked.data)
     run = records.Run(
         started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         command=shlex.join(["python", "-m", "benchmarks", *_shown(arguments)]),
@@ -100,12 +104,12 @@ def _report(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _shown(arguments: Iterable[str]) -> list[str]:
-    """The arguments that change what was measured; where the records went does not."""
+    """The arguments that change what was measured; where the data is and where the records went does not."""
     kept, skip = [], False
     for argument in arguments:
-        if skip or argument.startswith("--records="):
+        if skip or argument.startswith(("--records=", "--data=")):
             skip = False
-        elif argument == "--records":
+        elif argument in ("--records", "--data"):
             skip = True
         else:
             kept.append(argument)

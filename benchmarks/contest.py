@@ -57,11 +57,11 @@ def _admit(suite: str, shape: str, entry: Entry) -> tuple[Measurement, Step | No
     """A row is timed only if it can serve and agrees; otherwise it stays, with its reason."""
     blank = Measurement(suite, shape, entry.row, LEFT_OUT, **entry.settings)
     try:
-        off, seconds, tolerance = entry.check()
+        off, seconds, tolerance, found = entry.check()
         if not off <= tolerance:
             reason = f"disagrees with float64 by {off:.1e} of the largest entry (at most {tolerance:.0e} is let in)"
             return replace(blank, status=REFUSED, reason=reason, deviation=off), None, seconds
-        return replace(blank, status=TIMED, deviation=off), entry.build(), seconds
+        return replace(blank, status=TIMED, deviation=off, fit=dict(found)), entry.build(), seconds
     except (Unavailable, NotImplementedError) as refusal:
         return replace(blank, reason=str(refusal)), None, 0.0
     except Exception as error:  # one row's failure must not cost the others their run

@@ -47,9 +47,9 @@ def here(row_name: str, case: Case) -> int:
     row = ROWS[row_name]
     step = row.prepare(draw(case))
     small = replace(case, batch=1, heads=1, n=WARM_UP_N)
-    off, _, tolerance = agreement.check_attention(small, row.prepare, row.formula)
-    if not off <= tolerance:
-        raise Unavailable(f"disagrees with float64 by {off:.1e} of the largest entry at n = {WARM_UP_N}")
+    checked = agreement.check_attention(small, row.prepare, row.formula)
+    if not checked.deviation <= checked.tolerance:
+        raise Unavailable(f"disagrees with float64 by {checked.deviation:.1e} of the largest entry at n = {WARM_UP_N}")
     if row.compiled:
         step.call()
         step.reset()

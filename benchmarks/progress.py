@@ -58,5 +58,7 @@ def describe(m: Measurement) -> str:
         parts.append(f"{m.ratio.median:.3f} × {m.baseline}")
     if m.peak_bytes is not None:
         parts.append(f"peak {size(m.peak_bytes)}")
-    parts += [f"{name} {value:.3f}" for name, value in m.fit.items()]
+    parts += [f"{name} {value:.4g}" for name, value in m.fit.items()]
+    if m.curve:
+        parts.append(f"curve of {len(m.curve)} points")
     return f"{head} {', '.join(parts)}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.rows import EXTRAS, ROWS, Row
 from benchmarks.timing import Plan
@@ -16,6 +17,7 @@ class Settings:
     rows: tuple[str, ...] | None = None
     threads: int = 2
     budget: float = 1.0
+    data: Path | None = None
 
     @property
     def n_iters(self) -> tuple[int, ...]:

@@ -1,11 +1,13 @@
 """How long a call may take at most, in units of the time of its baseline, by suite, shape and n_iters."""
 
+import math
+
 from benchmarks.case import BAND_WINDOW, BIAS, RANDOM_WINDOW, TRAINED_BIAS
 
-Bounds = dict[str, dict[int, float]]
+Bounds = dict[str, dict[float, float]]
 
 
-def _counts(few: float, some: float, many: float) -> dict[int, float]:
+def _counts(few: float, some: float, many: float) -> dict[float, float]:
     """Return bounds for n_iters 3, 5 and 21."""
     return {3: few, 5: some, 21: many}
 
@@ -47,4 +49,12 @@ OPERATOR: Bounds = {
     "(1, 4096, 4096)": _counts(1.2, 1.3, 1.8),
 }
 TRAINING: Bounds = {"ViT": {3: 1.0}, "text encoder": {5: 1.0}}
+LIMIT: Bounds = {  # of the time at n_iters 21
+    f"{shape}, std {std}": {math.inf: bound}
+    for shape in ("64 × 128", "16 × 512", "8 × 1024")
+    for std, bound in ((1, 1.15), (4, 1.5), (8, 3.0))
+}
+LIMIT_MODEL: Bounds = {"all-MiniLM-L6-v2, inference": {math.inf: 1.5}}
+LIMIT_PRODUCTS = {"n = 1024, std 8": 150, "n = 1024, std 16": 400, "n = 1024, std 30": 800}
+LIMIT_POT = {"n = 1024, std 8": 30.0}  # how many times longer POT takes
 CONVERSION: Bounds = {f"{model}, training step": {3: 1.0} for model in ("Swin", "BEiT", "T5 encoder")}

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from benchmarks.measurement import Measurement
 from benchmarks.records import Newest
-from benchmarks.report import plots, products, tables
+from benchmarks.report import limit, plots, products, tables
 from benchmarks.report.targets import targets
 
 MARKED = re.compile(r"(<!-- benchmark: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PICTURES = {
     "scaling": {"time-n": "Time against n", "memory-n": "Peak memory against n"},
+    "limit": {"limit-products": "Column error against products"},
     "operator": {"time-iterations": "Time of `sinkhorn` against n_iters"},
 }
 TRANSPOSED = ("conversion", "bias")  # many shapes, few rows
@@ -39,7 +40,8 @@ def render(name: str, newest: Newest, pictures: dict[str, Path], folder: Path) -
     run, found = newest[name]
     if name == "peak":
         return f"{tables.provenance(run)}\n\n{products.section(newest)}"
-    parts = [tables.provenance(run), *_pictures(name, pictures, folder), _table(name, found), tables.fits(found)]
+    parts = [tables.provenance(run), *_pictures(name, pictures, folder)]
+    parts += [limit.section(found)] if name == "limit" else [_table(name, found), tables.fits(found)]
     return "\n\n".join(filter(None, parts))
 
 

@@ -1,4 +1,4 @@
-"""Three pictures: time against n, time against n_iters, memory against n."""
+"""The pictures: time against n, time against n_iters, memory against n, and column error against products."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.measurement import Measurement
+from benchmarks.report import limit_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,9 @@ def draw(suites: dict[str, list[Measurement]], folder: Path) -> dict[str, Path]:
         path = folder / f"benchmark-{name}.png"
         if _draw(found, points, (x_label, y_label), logarithmic, path):
             written[name] = path
+    path = folder / "benchmark-limit-products.png"
+    if limit_plot.draw(suites.get("limit", []), path):
+        written["limit-products"] = path
     return written
 
 

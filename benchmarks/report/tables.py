@@ -6,6 +6,7 @@ from benchmarks.measurement import FITTED, Measurement
 from benchmarks.records import Run
 from benchmarks.report.target import Target
 from benchmarks.rows import ROWS
+from benchmarks.solvers import SOLVERS
 from benchmarks.units import duration, size
 
 
@@ -45,8 +46,12 @@ def grid(
 
 
 def label(m: Measurement) -> str:
-    name = ROWS[m.row].title if m.row in ROWS else m.row
-    return ", ".join(filter(None, [name, f"n_iters {m.n_iters}" if m.n_iters else "", m.variant]))
+    return ", ".join(filter(None, [_title(m.row), f"n_iters {m.n_iters}" if m.n_iters else "", m.variant]))
+
+
+def _title(row: str) -> str:
+    known = ROWS.get(row) or SOLVERS.get(row)
+    return known.title if known else row
 
 
 def shape(m: Measurement) -> str:
@@ -58,7 +63,7 @@ def notes(found: Iterable[Measurement]) -> str:
     about: dict[tuple[str, str, str], list[str]] = {}
     for m in found:
         if m.reason:
-            name = ROWS[m.row].title if m.row in ROWS else m.row
+            name = _title(m.row)
             where = m.shape + (f" at n_iters {m.n_iters}" if m.n_iters else "")
             about.setdefault((name, m.status, m.reason), []).append(where)
     return "\n".join(

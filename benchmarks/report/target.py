@@ -13,18 +13,24 @@ OURS = "native"
 
 @dataclass(frozen=True)
 class Target:
-    """`value` is None where the records do not say. `show` writes value and bound alike."""
+    """`value` is None where the records do not say. `show` writes value and bound alike.
+
+    With `at_least`, what was measured is at least `value`, and may be more.
+    """
 
     text: str
     bound: float
     value: float | None
     at_most: bool = True
     show: Callable[[float], str] = "{:.3f}".format
+    at_least: bool = False
 
     @property
     def verdict(self) -> str:
         if self.value is None:
             return "not measured"
+        if self.at_least and not self.at_most and self.value < self.bound:
+            return "undecided"
         return "met" if (self.value <= self.bound if self.at_most else self.value >= self.bound) else "**missed**"
 
     @property
@@ -33,11 +39,13 @@ class Target:
 
     @property
     def measured(self) -> str:
-        return "–" if self.value is None else self.show(self.value)
+        if self.value is None:
+            return "–"
+        return f"at least {self.show(self.value)}" if self.at_least else self.show(self.value)
 
 
 def find(
-    found: Iterable[Measurement], row: str, shape: str, n_iters: int | None = None, variant: str = ""
+    found: Iterable[Measurement], row: str, shape: str, n_iters: int | float | None = None, variant: str = ""
 ) -> Measurement | None:
     """The measurement of a row that has a number to show."""
     for m in found:

@@ -8,6 +8,7 @@ from benchmarks.case import BAND_WINDOW
 from benchmarks.measurement import Measurement
 from benchmarks.report import bounds
 from benchmarks.report.bounds import Bounds
+from benchmarks.report.limit import limit_targets
 from benchmarks.report.target import OURS, Suites, Target, find, quotient, ratio
 from benchmarks.suites.bias import UNMASKED
 from benchmarks.suites.conversion import CONVERTED
@@ -34,6 +35,8 @@ def targets(suites: Suites) -> list[Target]:
         *_growth(suites),
         *_ratios(suites, "training", bounds.TRAINING, "n_iters {n_iters}: whole training step ÷ SDPA"),
         *_ratios(suites, "conversion", bounds.CONVERSION, "n_iters {n_iters}: time ÷ original", row=CONVERTED),
+        *limit_targets(suites.get("limit", [])),
+        *_ratios(suites, "limit", bounds.LIMIT_MODEL, row=CONVERTED),
         *_operator(suites),
         *_ratios(suites, "small", bounds.CALL),
         *_ratios(suites, "small", bounds.OPERATOR, f"n_iters {{n_iters}}: `sinkhorn` ÷ `{SOFTMAX}`"),

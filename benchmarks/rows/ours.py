@@ -13,7 +13,7 @@ LARGEST_REFERENCE = 1024
 
 def backend(name: str) -> Attention:
     def attention(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
-        return _attend(query, key, value, masks.scores, masks.tokens, case.n_iters, name)
+        return _attend(query, key, value, masks.scores, masks.tokens, case.iterations, case.tol, name)
 
     return attention
 
@@ -24,11 +24,12 @@ def _attend(
     value: Tensor,
     scores: Tensor | None,
     tokens: Tensor | None,
-    n_iters: int,
+    n_iters: int | float,
+    tol: float | None,
     name: str,
 ) -> Tensor:
     return sinkhorn_attention(
-        query, key, value, scores, n_iters=n_iters, query_mask=tokens, key_mask=tokens, backend=name
+        query, key, value, scores, n_iters=n_iters, tol=tol, query_mask=tokens, key_mask=tokens, backend=name
     )
 
 
@@ -36,7 +37,7 @@ _attend_compiled = torch.compile(_attend, dynamic=False, fullgraph=True)
 
 
 def _compiled(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
-    return _attend_compiled(query, key, value, masks.scores, masks.tokens, case.n_iters, "torch")
+    return _attend_compiled(query, key, value, masks.scores, masks.tokens, case.iterations, case.tol, "torch")
 
 
 def _reference(inputs: Inputs) -> Step:

@@ -11,6 +11,7 @@ from benchmarks.suites import (
     conversion,
     half,
     inference,
+    limit,
     long,
     masks,
     memory,
@@ -42,6 +43,7 @@ SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
     "conversion": conversion.run,
     "operator": operator.run,
     "small": small.run,
+    "limit": limit.run,
     "peers": peers.run,
 }
 QUICK = ("attention", "inference", "training", "operator")

@@ -123,7 +123,7 @@ MODELS = {
 class ModelStep:
     """Forward and backward with AdamW, or forward alone in eval."""
 
-    def __init__(self, model: Model, n_iters: int | None, training: bool) -> None:
+    def __init__(self, model: Model, n_iters: int | float | None, training: bool) -> None:
         if model.needs is not None and find_spec(model.needs) is None:
             raise Unavailable(f"{model.needs} is not installed; install the extra hf")
         torch.manual_seed(0)
@@ -159,11 +159,13 @@ def run(settings: Settings, progress: Progress) -> Iterator[Measurement]:
     for label, model in MODELS.items():
         for training in (True, False):
             shape = f"{label}, {'training step' if training else 'inference'}"
-            entries = [_entry(model, n_iters, training) for n_iters in (None, *N_ITERS)]
+            entries = [model_entry(model, n_iters, training) for n_iters in (None, *N_ITERS)]
             yield from compete("conversion", shape, entries, settings.plan(SECONDS), progress, baseline=ORIGINAL)
 
 
-def _entry(model: Model, n_iters: int | None, training: bool) -> Entry:
+def model_entry(model: Model, n_iters: int | float | None, training: bool) -> Entry:
+    """Return a converted model as it is timed, or the original where `n_iters` is None."""
+
     def check() -> agreement.Checked:
         """With one iteration a converted model is the original; with more, attention itself is tested elsewhere."""
         original = ModelStep(model, None, training)

@@ -23,8 +23,8 @@ SECONDS = {64: 15.0, 128: 15.0, 197: 25.0, 512: 30.0, 1024: 45.0, 4096: 60.0}
 def attention_entry(row: Row, case: Case, variant: str = "") -> Entry:
     """Return a row as it is timed; SoftMax rows have no number of iterations."""
     softmax = row.formula == "softmax"
-    case = replace(case, n_iters=1) if softmax else case
-    settings = {"n": case.n, "variant": variant} | ({} if softmax else {"n_iters": case.n_iters})
+    case = replace(case, n_iters=1, tol=None) if softmax else case
+    settings = {"n": case.n, "variant": variant} | ({} if softmax else {"n_iters": case.iterations})
     return Entry(
         row.name,
         build=lambda: row.prepare(draw(case)),

@@ -10,10 +10,10 @@ from benchmarks.case import Case
 from benchmarks.command import ROOT, main
 from benchmarks.settings import Settings
 from benchmarks.steps import TorchStep
-from benchmarks.suites import bias, half, long, peak, small, threads
+from benchmarks.suites import bias, half, limit, limit_entries, long, peak, small, threads
 from tests.benchmarks.fake import Silent
 
-SUITES = ("peak", "bias", "half", "threads", "long", "small")
+SUITES = ("peak", "bias", "half", "threads", "long", "limit", "small")
 
 
 @pytest.fixture
@@ -25,6 +25,12 @@ def small_shapes(monkeypatch):
     monkeypatch.setattr(long, "N", 24)
     monkeypatch.setattr(small, "SHAPES", ((3, 4, 4), (1, 20, 4)))
     monkeypatch.setattr(peak, "N", 16)
+    monkeypatch.setattr(limit, "SHAPES", dict.fromkeys(limit.LABELS, shape))
+    monkeypatch.setattr(limit, "ROWS", ("sdpa", "torch"))
+    monkeypatch.setattr(limit, "N", 24)
+    monkeypatch.setattr(limit, "STDS", (1.0,))
+    monkeypatch.setattr(limit, "SOLVER_STDS", {1.0: False, 2.0: True})
+    monkeypatch.setattr(limit_entries, "BUDGETS", (2, 8, 32))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +43,10 @@ def number_of_threads():
 @pytest.mark.usefixtures("small_shapes")
 def test_a_run_fills_its_sections_of_the_page(tmp_path):
     folder, page = tmp_path / "records", tmp_path / "page.md"
-    assert main([*SUITES, "--budget", "1e-6", "--threads", "1", "--records", str(folder)]) == 0
+    data = tmp_path / "no-data"
+    data.mkdir()
+    options = ["--budget", "1e-6", "--threads", "1", "--records", str(folder), "--data", str(data)]
+    assert main([*SUITES, *options]) == 0
     found = records.newest(records.read(folder))
     assert set(found) == set(SUITES)
     assert {m.status for _, measured in found.values() for m in measured} <= {"timed", "measured", "left out"}
@@ -47,6 +56,8 @@ def test_a_run_fills_its_sections_of_the_page(tmp_path):
     text = page.read_text(encoding="utf-8")
     assert not [name for name in SUITES if f"Not recorded yet: `python -m benchmarks {name}`" in text]
     assert "Not recorded yet: `python -m benchmarks masks`" in text
+    assert "![Column error against products](assets/benchmark-limit-products.png)" in text
+    assert "no-data" not in next(run.command for run, _ in found.values())
 
 
 def test_a_row_runs_on_its_own_threads_and_the_run_gets_its_own_back(monkeypatch):

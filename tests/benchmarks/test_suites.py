@@ -135,4 +135,4 @@ def test_models_with_relative_positions_are_converted(name):
         step.call()
     off = agreement.deviation(converted.outcome(), original.outcome())
     assert off > agreement.TOLERANCE
-    assert conversion._entry(model, 1, training=False).check().deviation < agreement.TOLERANCE
+    assert conversion.model_entry(model, 1, training=False).check().deviation < agreement.TOLERANCE

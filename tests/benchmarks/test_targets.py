@@ -22,10 +22,12 @@ BOUNDS = [
     ("training", bounds.TRAINING, "native"),
     ("conversion", bounds.CONVERSION, CONVERTED),
     ("small", bounds.CALL | bounds.OPERATOR, "native"),
+    ("limit", bounds.LIMIT, "native"),
+    ("limit", bounds.LIMIT_MODEL, CONVERTED),
 ]
 
 
-@pytest.mark.parametrize(("suite", "table", "row"), BOUNDS, ids=[name for name, _, _ in BOUNDS])
+@pytest.mark.parametrize(("suite", "table", "row"), BOUNDS, ids=[f"{name}-{row}" for name, _, row in BOUNDS])
 def test_every_bound_is_about_a_row_that_its_suite_times(suite, table, row, monkeypatch):
     entered = set()
 
@@ -33,7 +35,9 @@ def test_every_bound_is_about_a_row_that_its_suite_times(suite, table, row, monk
         entered.update((shape, entry.row, entry.settings.get("n_iters")) for entry in entries)
         return []
 
-    monkeypatch.setattr(importlib.import_module(f"benchmarks.suites.{suite}"), "compete", record)
+    module = importlib.import_module(f"benchmarks.suites.{suite}")
+    monkeypatch.setattr(module, "compete", record)
+    monkeypatch.setattr(module, "curves", lambda *_: iter(()), raising=False)
     list(SUITES[suite](Settings(), Silent()))
     assert {(shape, row, n_iters) for shape, counts in table.items() for n_iters in counts} <= entered
 
