@@ -400,8 +400,10 @@ template <class T> struct LimitBackward : AtLimit<T, Backward<T>> {
         });
         measure_noise();
         this->squares(this->image);
+        // Near tau = 1 its gradient needs the sum of c∘z, which the preconditioner 1/c keeps (core/implicit.py).
+        const bool bounded = !this->relaxed || this->tau <= (T)0.9;
         this->alone([&] {
-            for (int j = 0; j < m; j++) own[j] = v[j] * v[j] * this->image[j];
+            for (int j = 0; j < m; j++) own[j] = bounded ? v[j] * v[j] * this->image[j] : 0;
             return (T)0;
         });
         const T least = sizeof(T) == 8 ? (T)1e-14 : (T)1e-6, ratio = std::max((T)(0.1 * this->args.tol), least);
