@@ -26,13 +26,13 @@ from sinkformers.attention.arguments import (
 from sinkformers.attention.attend import BACKENDS, attend
 from sinkformers.attention.call import AttentionCall, attention_problem
 from sinkformers.attention.limit import BACKENDS as LIMIT_BACKENDS
-from sinkformers.attention.limit import LimitAttentionCall, attend_limit
-from sinkformers.attention.masks import combine, zero_masked
+from sinkformers.attention.limit import LimitAttentionCall, LimitAttentionResult, attend_limit
+from sinkformers.attention.masks import Masks, combine, zero_masked
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor, with_rank
 from sinkformers.core.backend import Backend
-from sinkformers.core.limit import warn_unconverged
+from sinkformers.core.limit import HasEvidence, warn_unconverged
 from sinkformers.core.modes import without_autocast
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.sinkhorn import sinkhorn
@@ -126,6 +126,17 @@ def backend_for(*args: Any, **kwargs: Any) -> str:
     return _plan(*bound.arguments.values()).backend
 
 
+def attention_with_evidence(*args: Any, **kwargs: Any) -> tuple[Tensor, HasEvidence | None]:
+    """`sinkhorn_attention` that also returns how each head converged at `n_iters=math.inf`; None for other calls."""
+    bound = inspect.signature(sinkhorn_attention).bind(*args, **kwargs)
+    bound.apply_defaults()
+    plan = _plan(*bound.arguments.values())
+    if plan.function is not _run_to_the_limit:
+        return plan.function(*plan.arguments), None
+    result = _find_limit(*plan.arguments)
+    return result.out.to(plan.arguments[0].query.dtype), result
+
+
 def attention_with_weights(
     query: Tensor,
     key: Tensor,
@@ -145,14 +156,34 @@ def attention_with_weights(
     masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
     check_order(attn_mask, masks, n_iters, tau, allow_one_way_mask)
     scale = check_scale(scale, query)
-    dtype = working_dtype(query.dtype)
+    combined, dtype = combine(masks), working_dtype(query.dtype)
     with without_autocast(query.device):
-        combined = combine(masks)
-        q, k = zero_masked(query.to(dtype), combined.queries), zero_masked(key.to(dtype), combined.keys)
-        problem = attention_problem(q, k, combined, scale, False)
-        weights = F.dropout(sinkhorn(problem.scores, n_iters=n_iters, tau=tau), dropout_p)
+        scores = _scores(query, key, combined, scale)
+        weights = F.dropout(sinkhorn(scores, n_iters=n_iters, tau=tau), dropout_p)
         out = zero_masked(weights @ zero_masked(value.to(dtype), combined.keys), combined.queries)
     return out.to(query.dtype), weights.to(query.dtype)
+
+
+def attention_scores(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    query_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """The scores (…, n, m) that `sinkhorn_attention` normalises, in the dtype of its steps; −inf where masked."""
+    query, key, _ = check_tokens(query, key, key, False)
+    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
+    with without_autocast(query.device):
+        return _scores(query, key, combine(masks), check_scale(scale, query))
+
+
+def _scores(query: Tensor, key: Tensor, masks: Masks, scale: float) -> Tensor:
+    dtype = working_dtype(query.dtype)
+    q, k = zero_masked(query.to(dtype), masks.queries), zero_masked(key.to(dtype), masks.keys)
+    return attention_problem(q, k, masks, scale, False).scores
 
 
 class Plan(NamedTuple):
@@ -246,11 +277,16 @@ def _run(call: AttentionCall, backend: Backend) -> Tensor:
 
 
 def _run_to_the_limit(call: LimitAttentionCall, backend: Backend) -> Tensor:
+    out, dtype = _find_limit(call, backend).out, call.query.dtype
+    return out if out.dtype == dtype else out.to(dtype)
+
+
+def _find_limit(call: LimitAttentionCall, backend: Backend) -> LimitAttentionResult:
     if call.dropout_p > 0:
         call = call.change(call.attention().change(seed=torch.randint(2**62, (), device="cpu")))
-    result, dtype = attend_limit(call, backend), call.query.dtype
+    result = attend_limit(call, backend)
     warn_unconverged(CALLER, "heads", call.tol, result)
-    return result.out if result.out.dtype == dtype else result.out.to(dtype)
+    return result
 
 
 def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class AttentionMap:
     projections: Projections
     eps: float = 1.0
     cost: Cost = "dot"
-    n_iters: float = math.inf
+    n_iters: int | float = math.inf
     recentred: bool = False
     tol: float = 1e-11
     max_iters: int = 1001
