@@ -60,7 +60,8 @@ def attend(
     if watcher is not None:
         with torch.no_grad():
             weights, info = _weights(attention_scores(query, key, attn_mask, **problem), **steps)
-            watcher.record(weights.to(out.dtype), attn_mask, query_mask, key_mask, info if evidence is None else evidence)
+            evidence = info if evidence is None else evidence
+            watcher.record(weights.to(out.dtype), attn_mask, query_mask, key_mask, evidence)
     return out, returned
 
 
