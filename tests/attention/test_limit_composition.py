@@ -72,9 +72,7 @@ def test_a_learned_tau_is_compiled_too(backend):
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (1, 1, 1)], ids=str)
 def test_vmap_is_a_loop(in_dims, backend):
     sizes = {"n": 7, "m": 11, "d": 5, "e": 3}
-    inputs = [
-        each if dim is not None else each[0] for each, dim in zip(tokens(3, 3, 2, **sizes), in_dims, strict=True)
-    ]
+    inputs = [each if dim is not None else each[0] for each, dim in zip(tokens(3, 3, 2, **sizes), in_dims, strict=True)]
     attend = limit(backend)
     looped = torch.stack(
         [

@@ -81,7 +81,9 @@ def test_heads_that_do_not_converge_give_one_warning(max_iters, backend):
     query[0, 1:] *= 20
     query[1] *= 20
     settings = {"n_iters": math.inf, "max_iters": max_iters, "backend": backend}
-    message = rf"sinkhorn_attention: 5 of 6 heads have not converged after \d+ products; .* the tolerance 0\.001\. Raise"
+    message = (
+        rf"sinkhorn_attention: 5 of 6 heads have not converged after \d+ products; .* the tolerance 0\.001\. Raise"
+    )
     with pytest.warns(ConvergenceWarning, match=message) as seen:
         weights, evidence = attention_with_evidence(query, key, value, **settings)
     assert len(seen) == 1
@@ -172,7 +174,11 @@ WRONG = [
     ({"tol": "1e-3"}, TypeError, r"tol must be a number between 0 and 1; got '1e-3'"),
     ({"tol": True}, TypeError, r"tol must be a number between 0 and 1; got True"),
     ({"tol": 1e-3, "n_iters": 3}, ValueError, r"tol goes with n_iters=math\.inf.*tol=0\.001 and n_iters=3\. Leave one"),
-    ({"max_iters": 9, "n_iters": 3}, ValueError, r"max_iters goes with n_iters=math\.inf; got max_iters=9 and n_iters=3"),
+    (
+        {"max_iters": 9, "n_iters": 3},
+        ValueError,
+        r"max_iters goes with n_iters=math\.inf; got max_iters=9 and n_iters=3",
+    ),
     ({"max_iters": 0}, ValueError, r"max_iters must be a whole number ≥ 1 .*got 0"),
     ({"max_iters": 2.5}, ValueError, r"max_iters must be a whole number ≥ 1 .*got 2\.5"),
     ({"max_iters": math.inf}, ValueError, r"max_iters must be a whole number ≥ 1 .*got inf"),
