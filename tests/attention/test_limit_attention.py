@@ -132,7 +132,7 @@ def test_dropout_follows_the_seed(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 1, 3)], ids=str)
-@pytest.mark.parametrize("n, m", [(7, 11), (11, 7), (1, 5), (5, 1), (1, 1)])
+@pytest.mark.parametrize(("n", "m"), [(7, 11), (11, 7), (1, 5), (5, 1), (1, 1)])
 def test_shapes(n, m, lead, backend):
     def attend(*inputs):
         return sinkhorn_attention(*inputs, n_iters=math.inf, tol=TOL, backend=backend)
