@@ -24,18 +24,14 @@ from sinkformers.attention.arguments import (
     triangle,
 )
 from sinkformers.attention.attend import BACKENDS, attend
-from sinkformers.attention.call import AttentionCall, attention_problem
+from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.limit import BACKENDS as LIMIT_BACKENDS
 from sinkformers.attention.limit import LimitAttentionCall, LimitAttentionResult, attend_limit
-from sinkformers.attention.masks import Masks, combine, zero_masked
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor, with_rank
 from sinkformers.core.backend import Backend
 from sinkformers.core.limit import HasEvidence, warn_unconverged
-from sinkformers.core.modes import without_autocast
-from sinkformers.core.problem import working_dtype
-from sinkformers.core.sinkhorn import sinkhorn
 
 
 def sinkhorn_attention(
@@ -137,55 +133,6 @@ def attention_with_evidence(*args: Any, **kwargs: Any) -> tuple[Tensor, HasEvide
     return result.out.to(plan.arguments[0].query.dtype), result
 
 
-def attention_with_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *,
-    scale: float | None = None,
-    n_iters: int | float = 3,
-    tau: float | Tensor = 1.0,
-    query_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    allow_one_way_mask: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """`sinkhorn_attention` that also returns the weights (…, n, m), after dropout."""
-    query, key, value = check_tokens(query, key, value, False)
-    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
-    check_order(attn_mask, masks, n_iters, tau, allow_one_way_mask)
-    scale = check_scale(scale, query)
-    combined, dtype = combine(masks), working_dtype(query.dtype)
-    with without_autocast(query.device):
-        scores = _scores(query, key, combined, scale)
-        weights = F.dropout(sinkhorn(scores, n_iters=n_iters, tau=tau), dropout_p)
-        out = zero_masked(weights @ zero_masked(value.to(dtype), combined.keys), combined.queries)
-    return out.to(query.dtype), weights.to(query.dtype)
-
-
-def attention_scores(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    query_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-) -> Tensor:
-    """The scores (…, n, m) that `sinkhorn_attention` normalises, in the dtype of its steps; −inf where masked."""
-    query, key, _ = check_tokens(query, key, key, False)
-    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
-    with without_autocast(query.device):
-        return _scores(query, key, combine(masks), check_scale(scale, query))
-
-
-def _scores(query: Tensor, key: Tensor, masks: Masks, scale: float) -> Tensor:
-    dtype = working_dtype(query.dtype)
-    q, k = zero_masked(query.to(dtype), masks.queries), zero_masked(key.to(dtype), masks.keys)
-    return attention_problem(q, k, masks, scale, False).scores
-
-
 class Plan(NamedTuple):
     """How a call is served: the name of the backend, and the function to call with its arguments."""
 
@@ -221,6 +168,7 @@ def _plan(
     usual = usual and tol is None and max_iters is None
     if usual and not enable_gqa and are_plain(query, key, value):  # for small tokens the checks below take longer
         scale = check_scale(scale, query)
+        assert isinstance(n_iters, int)
         call = AttentionCall(query, key, value, *NO_MASKS, None, None, None, n_iters, scale, False, 0.0, False)
         chosen = BACKENDS.choose(CALLER, backend, call)
         return Plan(chosen.name, _run, (call, chosen))
@@ -255,12 +203,15 @@ def _plan(
     if enable_gqa:
         query, key, value = repeat_groups(query, key, value, enable_gqa)
     by_head = relaxation_tensor(relaxation, query)
-    tensors = (query, key, value, *masks, by_head, None, None)
     if stop is None or softmax:
         steps = n_iters if isinstance(n_iters, int) else 1  # where tau is 0 the limit is SoftMax
-        call, backends = AttentionCall(*tensors, steps, scale, l2, dropout_p, implicit and not softmax), BACKENDS
+        settings = (steps, scale, l2, dropout_p, implicit and not softmax)
+        call, backends = AttentionCall(query, key, value, *masks, by_head, None, None, *settings), BACKENDS
     else:
-        call, backends = LimitAttentionCall(*tensors, scale, l2, dropout_p, *stop), LIMIT_BACKENDS
+        call = LimitAttentionCall(
+            query, key, value, *masks, by_head, None, None, scale, l2, dropout_p, stop.tol, stop.max_iters
+        )
+        backends = LIMIT_BACKENDS
     chosen = backends.choose(CALLER, backend, call)
     if empty:
         return Plan(chosen.name, _no_output, (query, key, value, masks.bias, relaxation))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
-from sinkformers.attention.functional import attention_scores, attention_with_evidence
+from sinkformers.attention.functional import attention_with_evidence
 from sinkformers.attention.one_way import refuse_one_way
+from sinkformers.attention.with_weights import attention_scores
 from sinkformers.conversion.settings import Settings, is_softmax, tau_of
 from sinkformers.core import LimitInfo, checks, sinkhorn, sinkhorn_limit
 from sinkformers.core.limit import HasEvidence
@@ -45,7 +46,7 @@ def attend(
         _refuse_one_way(module, settings, attn_mask, query_mask, key_mask)
     problem: dict[str, Any] = {"scale": scale, "query_mask": query_mask, "key_mask": key_mask}
     steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings)}
-    options = problem | steps | {"allow_one_way_mask": True}
+    options: dict[str, Any] = {**problem, **steps, "allow_one_way_mask": True}
     watcher = module.__dict__.get(WATCHER)
     if enable_gqa and (need_weights or watcher is not None):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
