@@ -176,7 +176,8 @@ def _plan(
     n_iters = checks.iterations(CALLER, n_iters)
     stop = check_stop(n_iters, gradient, tol, max_iters)
     implicit = gradient == "implicit" or stop is not None
-    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=not implicit or tau_is_zero(tau))
+    zero = not implicit or (stop is not None and tau_is_zero(tau))
+    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=zero)
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
     softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
