@@ -1,6 +1,8 @@
 """Settings in the configuration of Hugging Face models: saved, loaded, copied and pickled."""
 
 import copy
+import json
+import math
 import pickle
 import subprocess
 import sys
@@ -40,6 +42,56 @@ def test_saved_settings_are_loaded(name, tmp_path):
     softmax = type(model).from_pretrained(tmp_path, dtype=torch.float64)
     for other in (model, loaded):
         assert_close(output(name, to_transformer(other)), output(name, softmax), atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.75])
+def test_the_limit_is_saved_as_a_text(tau, tmp_path):
+    """JSON has no infinity."""
+    model = to_sinkformer(build("bert"), math.inf, tau=tau).eval()
+    expected = {"n_iters": "inf", "tau": tau}
+    assert model.config.sinkhorn == expected
+    model.save_pretrained(tmp_path)
+
+    def refuse(text):
+        raise AssertionError(f"{text} is no JSON")
+
+    assert json.loads((tmp_path / "config.json").read_text(), parse_constant=refuse)["sinkhorn"] == expected
+    loaded = hf.BertModel.from_pretrained(tmp_path, attn_implementation="sinkhorn", dtype=torch.float64)
+    assert loaded.config.sinkhorn == expected
+    assert_close(output("bert", loaded), output("bert", model), atol=EXACT, rtol=0)
+    with watch_attention(loaded) as watch:
+        output("bert", loaded)
+    assert all(call.residual is not None for layer in watch.values() for call in layer.calls)
+    set_n_iters(loaded, 7)
+    assert loaded.config.sinkhorn == {"n_iters": 7, "tau": tau}
+
+
+@pytest.mark.parametrize("stored", ["inf", math.inf], ids=repr)
+def test_a_configuration_may_have_the_limit_as_a_text_or_a_number(stored):
+    config = hf.BertConfig(**TEXT, sinkhorn={"n_iters": stored})
+    torch.manual_seed(0)
+    model = hf.AutoModel.from_config(config, attn_implementation="sinkhorn").double().eval()
+    torch.manual_seed(0)
+    other = hf.AutoModel.from_config(hf.BertConfig(**TEXT)).double().eval()
+    assert_close(output("bert", model), output("bert", to_sinkformer(other, math.inf)), atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("stored", ["3", "infinity", math.nan, -math.inf], ids=repr)
+def test_other_texts_in_a_configuration_are_refused(stored):
+    model = build("bert", "sinkhorn")
+    model.config.sinkhorn = {"n_iters": stored}
+    with pytest.raises((TypeError, ValueError), match=r"config\.sinkhorn: n_iters must be .* or math\.inf; got"):
+        output("bert", model)
+
+
+def test_the_limit_of_single_modules_is_loaded(tmp_path):
+    model = to_sinkformer(build("bert"), math.inf, select="*layer.1.*").eval()
+    expected = output("bert", model)
+    model.save_pretrained(tmp_path)
+    loaded = hf.BertModel.from_pretrained(tmp_path, dtype=torch.float64)
+    for module, settings in loaded.config.sinkhorn["modules"].items():
+        to_sinkformer(loaded, **settings, select=module)
+    assert_close(output("bert", loaded), expected, atol=EXACT, rtol=0)
 
 
 def test_a_model_loaded_by_name_can_be_restored_too():

@@ -1,5 +1,6 @@
 """The operators inside torch: opcheck, compile, vmap, func, autocast, export, and other dtypes."""
 
+import math
 from typing import Any, cast
 
 import pytest
@@ -45,6 +46,7 @@ def every_operator(matrix):
         sinkhorn_limit(scores, tau=tau, mask=mask, row_mass=row, max_iters=51, return_info=True)[0].sum().backward()
         sinkhorn_attention(*attention_inputs(2), bias, tau=tau, cost="l2", query_mask=row > 0.1).sum().backward()
         sinkhorn_attention(*attention_inputs(2), dropout_p=0.5, backend="reference").sum().backward()
+        sinkhorn_attention(*attention_inputs(2), bias, tau=tau, n_iters=math.inf).sum().backward()
 
     return record_calls(call)
 

@@ -95,7 +95,7 @@ def test_limit():
         sinkhorn_limit(SCORES, tol=0)
     with pytest.raises(ValueError, match="sinkhorn_limit: tol must be a positive number; got nan"):
         sinkhorn_limit(SCORES, tol=float("nan"))
-    advice = r"must be a whole number ≥ 1 \(the most normalisations to take\); got .*\. Leave it out for 1000\.$"
+    advice = r"must be a whole number ≥ 1 \(the most products with the kernel\); got .*\. Leave it out for 1000\.$"
     for value, kind in ((0, ValueError), (2.5, ValueError), ("9", TypeError), (torch.tensor(9), TypeError)):
         with pytest.raises(kind, match=f"sinkhorn_limit: max_iters {advice}"):
             sinkhorn_limit(SCORES, max_iters=value)

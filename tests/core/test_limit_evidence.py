@@ -132,11 +132,11 @@ def test_the_warning_does_not_ask_for_more_steps_on_nan():
     scores = torch.randn(3, 5, 5)
     scores[1, 0, 0] = torch.nan
     message = warning_of(scores)
-    assert message == "sinkhorn_limit: 1 of 3 matrices are NaN, because their scores hold NaN or plus infinity."
+    assert message == "sinkhorn_limit: 1 of 3 matrices are NaN, because they hold NaN or plus infinity."
     scores[1, 0, 0], scores[2] = torch.inf, 9 * scores[2]
     message = warning_of(scores, max_iters=3)
     assert "2 of 3 matrices have not converged after 3 products; the largest residual is " in message
-    assert message.endswith("1 of 3 matrices are NaN, because their scores hold NaN or plus infinity.")
+    assert message.endswith("1 of 3 matrices are NaN, because they hold NaN or plus infinity.")
     assert "nan" not in message
 
 

@@ -69,12 +69,34 @@ def test_the_averaged_update_takes_no_more_steps_as_eps_falls():
         assert evidence.iterations <= 40
 
 
-def test_alternating_reports_that_it_has_not_converged():
+@pytest.mark.parametrize("max_bytes", [2**30, 13 * 13 * 8])
+def test_too_few_iterations_are_reported(max_bytes):
+    """By Newton's method and by alternating, which both start with alternating steps."""
     measure = weighted(13, 3)
-    evidence = AttentionMap(general(5, 3), eps=0.05, max_iters=3)(measure).evidence
+    evidence = AttentionMap(general(5, 3), eps=0.05, max_iters=3, max_bytes=max_bytes)(measure).evidence
     assert evidence.iterations == 3
     assert not evidence.converged
     assert evidence.residual > 1e-3
+
+
+def test_newton_and_alternating_have_the_same_limit():
+    """Six matrices of 13 × 13 do not fit into the bytes of one, so these alternate."""
+    measure, projections = weighted(13, 3), general(5, 3)
+    newton, blocks = (
+        AttentionMap(projections, eps=0.7, max_bytes=size, max_iters=10_001)(measure) for size in (2**30, 13 * 13 * 8)
+    )
+    assert newton.evidence.converged
+    assert blocks.evidence.converged
+    assert newton.evidence.iterations < blocks.evidence.iterations
+    assert_close(newton(measure.points), blocks(measure.points), atol=LIMIT, rtol=0)
+
+
+def test_sharp_scores_converge_without_symmetry():
+    """Alternating steps leave an error of 1e-3 or more here after 1001 of them."""
+    measure = weighted(13, 3)
+    evidence = AttentionMap(general(5, 3), eps=0.02)(measure).evidence
+    assert evidence.converged
+    assert AttentionMap(general(5, 3), eps=0.02, max_bytes=13 * 13 * 8)(measure).evidence.residual > 1e-3
 
 
 @pytest.mark.parametrize("n_iters", COUNTS)

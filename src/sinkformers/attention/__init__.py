@@ -1,5 +1,6 @@
 """Functional attention with the signature and the conventions of `F.scaled_dot_product_attention`."""
 
-from sinkformers.attention.functional import attention_with_weights, backend_for, sinkhorn_attention
+from sinkformers.attention.functional import backend_for, sinkhorn_attention
+from sinkformers.attention.with_weights import attention_with_weights
 
 __all__ = ["attention_with_weights", "backend_for", "sinkhorn_attention"]

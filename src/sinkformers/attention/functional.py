@@ -24,18 +24,14 @@ from sinkformers.attention.arguments import (
     triangle,
 )
 from sinkformers.attention.attend import BACKENDS, attend
-from sinkformers.attention.call import AttentionCall, attention_problem
+from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.limit import BACKENDS as LIMIT_BACKENDS
-from sinkformers.attention.limit import LimitAttentionCall, attend_limit
-from sinkformers.attention.masks import combine, zero_masked
+from sinkformers.attention.limit import LimitAttentionCall, LimitAttentionResult, attend_limit
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor, with_rank
 from sinkformers.core.backend import Backend
-from sinkformers.core.limit import warn_unconverged
-from sinkformers.core.modes import without_autocast
-from sinkformers.core.problem import working_dtype
-from sinkformers.core.sinkhorn import sinkhorn
+from sinkformers.core.limit import HasEvidence, warn_unconverged
 
 
 def sinkhorn_attention(
@@ -126,33 +122,15 @@ def backend_for(*args: Any, **kwargs: Any) -> str:
     return _plan(*bound.arguments.values()).backend
 
 
-def attention_with_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *,
-    scale: float | None = None,
-    n_iters: int | float = 3,
-    tau: float | Tensor = 1.0,
-    query_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    allow_one_way_mask: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """`sinkhorn_attention` that also returns the weights (…, n, m), after dropout."""
-    query, key, value = check_tokens(query, key, value, False)
-    masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
-    check_order(attn_mask, masks, n_iters, tau, allow_one_way_mask)
-    scale = check_scale(scale, query)
-    dtype = working_dtype(query.dtype)
-    with without_autocast(query.device):
-        combined = combine(masks)
-        q, k = zero_masked(query.to(dtype), combined.queries), zero_masked(key.to(dtype), combined.keys)
-        problem = attention_problem(q, k, combined, scale, False)
-        weights = F.dropout(sinkhorn(problem.scores, n_iters=n_iters, tau=tau), dropout_p)
-        out = zero_masked(weights @ zero_masked(value.to(dtype), combined.keys), combined.queries)
-    return out.to(query.dtype), weights.to(query.dtype)
+def attention_with_evidence(*args: Any, **kwargs: Any) -> tuple[Tensor, HasEvidence | None]:
+    """`sinkhorn_attention` that also returns how each head converged at `n_iters=math.inf`; None for other calls."""
+    bound = inspect.signature(sinkhorn_attention).bind(*args, **kwargs)
+    bound.apply_defaults()
+    plan = _plan(*bound.arguments.values())
+    if plan.function is not _run_to_the_limit:
+        return plan.function(*plan.arguments), None
+    result = _find_limit(*plan.arguments)
+    return result.out.to(plan.arguments[0].query.dtype), result
 
 
 class Plan(NamedTuple):
@@ -190,6 +168,7 @@ def _plan(
     usual = usual and tol is None and max_iters is None
     if usual and not enable_gqa and are_plain(query, key, value):  # for small tokens the checks below take longer
         scale = check_scale(scale, query)
+        assert isinstance(n_iters, int)
         call = AttentionCall(query, key, value, *NO_MASKS, None, None, None, n_iters, scale, False, 0.0, False)
         chosen = BACKENDS.choose(CALLER, backend, call)
         return Plan(chosen.name, _run, (call, chosen))
@@ -197,7 +176,8 @@ def _plan(
     n_iters = checks.iterations(CALLER, n_iters)
     stop = check_stop(n_iters, gradient, tol, max_iters)
     implicit = gradient == "implicit" or stop is not None
-    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=not implicit or tau_is_zero(tau))
+    zero = not implicit or (stop is not None and tau_is_zero(tau))
+    relaxation = checks.relaxation(CALLER, tau, "query", query, zero=zero)
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
     softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
@@ -224,12 +204,15 @@ def _plan(
     if enable_gqa:
         query, key, value = repeat_groups(query, key, value, enable_gqa)
     by_head = relaxation_tensor(relaxation, query)
-    tensors = (query, key, value, *masks, by_head, None, None)
     if stop is None or softmax:
         steps = n_iters if isinstance(n_iters, int) else 1  # where tau is 0 the limit is SoftMax
-        call, backends = AttentionCall(*tensors, steps, scale, l2, dropout_p, implicit and not softmax), BACKENDS
+        settings = (steps, scale, l2, dropout_p, implicit and not softmax)
+        call, backends = AttentionCall(query, key, value, *masks, by_head, None, None, *settings), BACKENDS
     else:
-        call, backends = LimitAttentionCall(*tensors, scale, l2, dropout_p, *stop), LIMIT_BACKENDS
+        call = LimitAttentionCall(
+            query, key, value, *masks, by_head, None, None, scale, l2, dropout_p, stop.tol, stop.max_iters
+        )
+        backends = LIMIT_BACKENDS
     chosen = backends.choose(CALLER, backend, call)
     if empty:
         return Plan(chosen.name, _no_output, (query, key, value, masks.bias, relaxation))
@@ -246,11 +229,16 @@ def _run(call: AttentionCall, backend: Backend) -> Tensor:
 
 
 def _run_to_the_limit(call: LimitAttentionCall, backend: Backend) -> Tensor:
+    out, dtype = _find_limit(call, backend).out, call.query.dtype
+    return out if out.dtype == dtype else out.to(dtype)
+
+
+def _find_limit(call: LimitAttentionCall, backend: Backend) -> LimitAttentionResult:
     if call.dropout_p > 0:
         call = call.change(call.attention().change(seed=torch.randint(2**62, (), device="cpu")))
-    result, dtype = attend_limit(call, backend), call.query.dtype
+    result = attend_limit(call, backend)
     warn_unconverged(CALLER, "heads", call.tol, result)
-    return result.out if result.out.dtype == dtype else result.out.to(dtype)
+    return result
 
 
 def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The attention of converted modules: reads settings, informs watchers, and refuses or warns of unsuitable calls."""
 
+import math
 import warnings
 from typing import Any
 
@@ -7,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
+from sinkformers.attention.functional import attention_with_evidence
 from sinkformers.attention.one_way import refuse_one_way
+from sinkformers.attention.with_weights import attention_scores
 from sinkformers.conversion.settings import Settings, is_softmax, tau_of
-from sinkformers.core import sinkhorn
+from sinkformers.core import LimitInfo, checks, sinkhorn, sinkhorn_limit
+from sinkformers.core.limit import HasEvidence
 from sinkformers.core.ranges import masked_bias
 
 WATCHER = "_sinkhorn_watcher"
@@ -40,25 +44,26 @@ def attend(
     _warn_of_single_query(module, settings, query.shape[-2], key.shape[-2])
     if not allow_one_way_mask:
         _refuse_one_way(module, settings, attn_mask, query_mask, key_mask)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "n_iters": settings.n_iters,
-        "tau": tau_of(module, settings),
-        "query_mask": query_mask,
-        "key_mask": key_mask,
-        "allow_one_way_mask": True,
-    }
+    problem: dict[str, Any] = {"scale": scale, "query_mask": query_mask, "key_mask": key_mask}
+    steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings)}
+    options: dict[str, Any] = {**problem, **steps, "allow_one_way_mask": True}
     watcher = module.__dict__.get(WATCHER)
     if enable_gqa and (need_weights or watcher is not None):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         enable_gqa = False
+    if watcher is None and not need_weights:
+        return sinkhorn_attention(query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa, **options), None
+    evidence: HasEvidence | None = None
+    if need_weights:
+        out, returned = attention_with_weights(query, key, value, attn_mask, dropout_p, **options)
+    else:
+        (out, evidence), returned = attention_with_evidence(query, key, value, attn_mask, dropout_p, **options), None
     if watcher is not None:
         with torch.no_grad():
-            _, weights = attention_with_weights(query, key, value, attn_mask, **options)
-            watcher.record(weights, attn_mask, query_mask, key_mask)
-    if need_weights:
-        return attention_with_weights(query, key, value, attn_mask, dropout_p, **options)
-    return sinkhorn_attention(query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa, **options), None
+            weights, info = _weights(attention_scores(query, key, attn_mask, **problem), **steps)
+            evidence = info if evidence is None else evidence
+            watcher.record(weights.to(out.dtype), attn_mask, query_mask, key_mask, evidence)
+    return out, returned
 
 
 def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
@@ -69,11 +74,26 @@ def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
     _refuse_one_way(module, settings, mask)
     if n == m:
         mask = mask & mask.any(-2)[..., None]
-    weights = sinkhorn(scores, n_iters=settings.n_iters, tau=tau_of(module, settings), mask=mask)
+    steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings), "mask": mask}
+    weights = sinkhorn(scores, **steps)
     watcher = module.__dict__.get(WATCHER)
     if watcher is not None:
-        watcher.record(weights.detach(), mask, None, None)
+        info = None
+        if settings.n_iters == math.inf:
+            with torch.no_grad():
+                info = _weights(scores, **steps)[1]
+        watcher.record(weights.detach(), mask, None, None, info)
     return weights
+
+
+def _weights(
+    scores: Tensor, *, n_iters: int | float, tau: float | Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, LimitInfo | None]:
+    """Return the weights, and how each matrix converged where `n_iters` is `math.inf`; nothing is warned of."""
+    if n_iters != math.inf:
+        return sinkhorn(scores, n_iters=n_iters, tau=tau, mask=mask), None
+    tol = checks.limit_tolerance("sinkhorn", n_iters, None)
+    return sinkhorn_limit(scores, tau=tau, tol=tol, mask=mask, return_info=True)
 
 
 def self_attention_masks(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Tensor | None]:

@@ -31,7 +31,7 @@ REPORT = "sinkformer_report"
 
 def to_sinkformer(
     model: Model,
-    n_iters: int = 3,
+    n_iters: int | float | str = 3,
     *,
     tau: float | str = 1.0,
     select: Select = None,
@@ -46,7 +46,7 @@ def to_sinkformer(
     Args:
         model: torch.nn Transformers, Hugging Face and sentence-transformers models, timm, vit-pytorch, x-transformers,
             or any module that contains their attention.
-        n_iters: number of normalisations; 1 is SoftMax.
+        n_iters: number of normalisations; 1 is SoftMax, `math.inf` the limit (`"inf"` in saved configurations).
         tau: from SoftMax (0) to Sinkhorn (1), or `"learned"`: each module then gets a parameter `sinkhorn_tau` with one
             logit per head, which starts at `tau` = ½.
         select: the modules to convert: a pattern for their names (`"encoder.layer.5.*"`), or a function of
@@ -112,7 +112,7 @@ def to_transformer(model: Model) -> Model:
     return model
 
 
-def set_n_iters(model: nn.Module, n_iters: int, *, select: Select = None) -> None:
+def set_n_iters(model: nn.Module, n_iters: int | float, *, select: Select = None) -> None:
     """Set the number of iterations of all converted modules, or of those that `select` matches.
 
     Examples:

@@ -22,7 +22,7 @@ from sinkformers.conversion.adapter import (
     names_used,
     undo_of,
 )
-from sinkformers.conversion.settings import LEARNED, Settings, check, settings_of
+from sinkformers.conversion.settings import LEARNED, Settings, check, saved_iterations, settings_of
 
 NAME = "sinkhorn"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
@@ -162,7 +162,7 @@ def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
 
 def _as_dict(settings: Settings) -> dict[str, Any]:
     allowed = {"allow_one_way_mask": True} if settings.allow_one_way_mask else {}
-    return {"n_iters": settings.n_iters, "tau": settings.tau, **allowed}
+    return {"n_iters": saved_iterations(settings.n_iters), "tau": settings.tau, **allowed}
 
 
 def from_config(config: Any) -> Settings:

@@ -11,6 +11,7 @@ from sinkformers.core import checks
 from sinkformers.modules.representation import describe
 
 LEARNED = "learned"
+LIMIT = "inf"  # math.inf in a configuration file
 SETTINGS = "sinkhorn"  # the attribute of a converted module that holds its settings
 PARAMETER = "sinkhorn_tau"  # the parameter that tau="learned" adds to a module: one logit per head
 
@@ -19,7 +20,7 @@ PARAMETER = "sinkhorn_tau"  # the parameter that tau="learned" adds to a module:
 class Settings:
     """The settings of one converted module, kept as its plain attribute `sinkhorn`."""
 
-    n_iters: int = 3
+    n_iters: int | float = 3
     tau: float | str = 1.0
     allow_one_way_mask: bool = field(default=False, repr=False)
 
@@ -29,10 +30,19 @@ class Settings:
 
 
 def check(caller: str, n_iters: Any, tau: Any, allow_one_way_mask: Any = False) -> Settings:
-    """Return validated settings from a user's arguments or from a configuration file."""
+    """Return validated settings from a user's arguments or from a configuration file.
+
+    `n_iters` may be `"inf"`, as `saved_iterations` writes it.
+    """
     if not isinstance(allow_one_way_mask, bool):
         raise TypeError(f"{caller}: allow_one_way_mask must be True or False; got {allow_one_way_mask!r}.")
+    n_iters = math.inf if isinstance(n_iters, str) and n_iters == LIMIT else n_iters
     return Settings(checks.iterations(caller, n_iters), check_tau(caller, tau), allow_one_way_mask)
+
+
+def saved_iterations(n_iters: int | float) -> int | str:
+    """Return `n_iters` as configuration files have it; JSON has no infinity."""
+    return n_iters if isinstance(n_iters, int) else LIMIT
 
 
 def check_tau(caller: str, tau: Any) -> float | str:
@@ -74,7 +84,7 @@ class ReadsSettings(nn.Module):
     sinkhorn: Settings
 
     @property
-    def n_iters(self) -> int:
+    def n_iters(self) -> int | float:
         return self.sinkhorn.n_iters
 
     @property

@@ -12,8 +12,10 @@ from sinkformers.conversion.attend import WATCHER
 from sinkformers.conversion.survey import Select, select_converted
 from sinkformers.conversion.tables import html_table, text_table
 from sinkformers.core import marginal_error
+from sinkformers.core.limit import HasEvidence
 
 HEADER = ("module", "largest column sum", "smallest column sum", "mean row entropy", "row error", "column error")
+SEARCH = ("residual", "products")  # the largest, where a module has n_iters=math.inf
 
 
 @dataclass(repr=False)
@@ -27,13 +29,17 @@ class Call:
     rows: Tensor  # (batch, heads, n), boolean: the valid queries
     columns: Tensor  # (batch, heads, m), boolean: the valid keys
     weights: Tensor | None = None  # (batch, heads, n, m) with `keep_weights`
+    residual: Tensor | None = None  # (batch, heads), for `n_iters=math.inf`: where the search for the limit ended
+    products: Tensor | None = None  # (batch, heads), for `n_iters=math.inf`: with exp(scores) or its transpose
 
     def __repr__(self) -> str:
         shape = (*self.rows.shape, self.columns.shape[-1])
         largest, smallest, entropy, row_error, column_error = _statistics([self])
+        residual, products = _search([self])
         return (
             f"Call(weights {shape}: column sums {smallest} to {largest}, mean row entropy {entropy}, "
-            f"row error {row_error}, column error {column_error})"
+            f"row error {row_error}, column error {column_error}"
+            + (f", residual {residual} after {products} products)" if residual else ")")
         )
 
 
@@ -44,8 +50,15 @@ class WatchedModule:
     keep_weights: bool = False
     calls: list[Call] = field(default_factory=list)
 
-    def record(self, weights: Tensor, attn_mask: Tensor | None, queries: Tensor | None, keys: Tensor | None) -> None:
-        """Append a call with these weights and masks."""
+    def record(
+        self,
+        weights: Tensor,
+        attn_mask: Tensor | None,
+        queries: Tensor | None,
+        keys: Tensor | None,
+        evidence: HasEvidence | None = None,
+    ) -> None:
+        """Append a call with these weights and masks; `evidence` says how the search for the limit ended."""
         weights = weights.float() if weights.dtype in (torch.float16, torch.bfloat16) else weights
         valid = _valid_entries(weights, attn_mask, queries, keys)
         row_error, column_error = marginal_error(weights, valid)
@@ -58,6 +71,8 @@ class WatchedModule:
                 valid.any(-1),
                 valid.any(-2),
                 weights if self.keep_weights else None,
+                None if evidence is None else evidence.residual.detach(),
+                None if evidence is None else evidence.products,
             )
         )
 
@@ -73,16 +88,20 @@ class Watch(dict[str, WatchedModule]):
         raise KeyError(f"watch_attention: no watched module is called {name!r}; there are {names}")
 
     def __repr__(self) -> str:
-        return text_table(HEADER, self._rows())
+        return text_table(*self._table())
 
     def _repr_html_(self) -> str:
-        return html_table("attention over all calls and heads", HEADER, self._rows())
+        return html_table("attention over all calls and heads", *self._table())
 
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (name or "(the model itself)", *(_statistics(module.calls) if module.calls else ["not called"] + [""] * 4))
-            for name, module in self.items()
-        ]
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        header, rows = HEADER, []
+        if any(call.residual is not None for module in self.values() for call in module.calls):
+            header = HEADER + SEARCH
+        for name, module in self.items():
+            statistics = _statistics(module.calls) if module.calls else ["not called"] + [""] * 4
+            row = (name or "(the model itself)", *statistics, *_search(module.calls))
+            rows.append(row[: len(header)])
+        return header, rows
 
 
 @contextmanager
@@ -96,7 +115,8 @@ def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bo
         A dictionary by module name. `watch[name].calls` is a list with one entry per call, which has `column_sums`
         (batch, heads, m), `row_entropy` (batch, heads, n), `row_error` and `column_error` (batch, heads), boolean
         `rows` (batch, heads, n) and `columns` (batch, heads, m), True at valid queries and keys, and `weights`
-        (batch, heads, n, m) or None.
+        (batch, heads, n, m) or None. For `n_iters=math.inf` it has `residual` and `products` (batch, heads) too, which
+        say where the search for the limit ended and what it took; otherwise they are None.
 
     Examples:
         >>> import torch, sinkformers
@@ -126,6 +146,15 @@ def _statistics(calls: list[Call]) -> list[str]:
         return ["all masked"] + [""] * 4
     errors = (max(getattr(call, side).max().item() for call in calls) for side in ("row_error", "column_error"))
     return [f"{sums.max():.3g}", f"{sums.min():.3g}", f"{entropy.mean():.3g}", *(f"{error:.1e}" for error in errors)]
+
+
+def _search(calls: list[Call]) -> list[str]:
+    """Return the largest residual and the most products of all calls and heads, as texts; empty without any."""
+    residuals = [call.residual.max() for call in calls if call.residual is not None and call.residual.numel()]
+    products = [call.products.max() for call in calls if call.products is not None and call.products.numel()]
+    if not residuals:
+        return ["", ""]
+    return [f"{torch.stack(residuals).max():.1e}", str(int(torch.stack(products).max()))]
 
 
 def _valid_entries(weights: Tensor, attn_mask: Tensor | None, queries: Tensor | None, keys: Tensor | None) -> Tensor:

@@ -211,7 +211,7 @@ def _tau_advice(caller: str, zero: bool, got: str) -> str:
         return f"{caller}: tau must lie in [0, 1] (0 is SoftMax, 1 is Sinkhorn); got {got}."
     return (
         f'{caller}: gradient="implicit" needs tau in (0, 1], since 0 is SoftMax and has no column step to invert; '
-        f'got {got}. gradient="unrolled" takes 0 too.'
+        f'got {got}. gradient="unrolled", with a finite n_iters, takes 0 too.'
     )
 
 

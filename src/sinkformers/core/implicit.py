@@ -20,6 +20,8 @@ from sinkformers.core.kernel_domain import apply
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
 # That of the system, as a share of the tolerance of the weights: their error has to be the larger one.
 SHARE_OF_TOLERANCE = 0.1
+# Up to this τ the eigenvalues of the system, relative to diag(cols), are bounded away from 0.
+BOUNDED = 0.9
 
 
 def gradient(
@@ -52,7 +54,7 @@ def gradient(
     grad = local - plan * (x[..., None] + y[..., None, :])
     if tau is None:
         return grad, None
-    # At tau = 1 the potentials are known up to a constant per component; it drops out, since cols∘z sums to 0 there.
+    # At tau = 1 the excess is known up to a constant per component; it drops out, since cols∘z sums to 0 there.
     return grad, -(z * cols * excess).sum(-1)
 
 
@@ -61,12 +63,17 @@ def _conjugate_gradients(
 ) -> Tensor:
     """Solve `(diag(cols) − τ·planᵀ diag(per_row) plan) z = side`, preconditioned by its diagonal.
 
+    For τ < 1 the sum of `cols∘z` over a connected component is 0, like that of `side`. Where τ is a tensor near 1 this
+    is what its gradient needs and what the system hardly determines; `diag(cols)` alone keeps it at every step.
+
     Each matrix stops by itself, once its residual is small, or no larger than the rounding `noise` in `side`, or once
     the curvature is no larger than rounding.
     """
     own = apply(plan.square().mT, per_row)
+    if tau is not None:
+        own = torch.where(tau[..., None] <= BOUNDED, tau[..., None] * own, 0.0)
     least = 32 * torch.finfo(plan.dtype).eps * cols
-    precondition = _reciprocal(torch.maximum(cols - (own if tau is None else tau[..., None] * own), least))
+    precondition = _reciprocal(torch.maximum(cols - own, least))
     z, residual = torch.zeros_like(side), side
     direction = precondition * residual
     energy = (residual * direction).sum(-1, keepdim=True)

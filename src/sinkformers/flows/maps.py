@@ -11,7 +11,7 @@ from torch import Tensor
 from sinkformers.core import checks as core_checks
 from sinkformers.flows import checks
 from sinkformers.flows.measure import Measure
-from sinkformers.flows.potentials import Evidence, alternating, averaged, by_blocks, row_step, steps
+from sinkformers.flows.potentials import Evidence, averaged, by_blocks, limit, row_step, steps
 from sinkformers.flows.projections import Cost, Projections, Scores
 
 EXACT = Evidence(0, 0.0, True)
@@ -86,8 +86,10 @@ class AttentionMap:
         recentred: return T̄ instead, which has a limit as ε → 0: `T − (1/ε) W_V W_K⁻¹W_Q x` for n_iters = 1 (the paper's
             Proposition 4, cost "l2"), `T − (1/ε) W_V x` for more (Theorem 1).
         tol, max_iters: of T^∞. If `W_QᵀW_K` is symmetric positive semi-definite it makes averaged updates, about 35 for
-            any ε; otherwise it alternates. `Field.evidence` has the error that was reached.
+            any ε; otherwise it takes Newton's method, and `max_iters` counts products with the kernel. `Field.evidence`
+            has the error that was reached.
         max_bytes: T^∞ keeps its kernel (n, n) if it fits into this many bytes, and recomputes it per pass otherwise.
+            Newton's method needs six such matrices; where they do not fit, T^∞ alternates.
 
     Examples:
         >>> import torch
@@ -101,7 +103,7 @@ class AttentionMap:
     projections: Projections
     eps: float = 1.0
     cost: Cost = "dot"
-    n_iters: float = math.inf
+    n_iters: int | float = math.inf
     recentred: bool = False
     tol: float = 1e-11
     max_iters: int = 1001
@@ -135,7 +137,7 @@ class AttentionMap:
         if self.n_iters == math.inf:
             root = self.projections.root()
             if root is None:
-                g, evidence = alternating(scores, support, self.tol, self.max_iters, self.max_bytes)
+                g, evidence = limit(scores, support, self.tol, self.max_iters, self.max_bytes)
             else:
                 scores = Scores(root, root, self.eps, "l2")
                 g, evidence = averaged(scores, support, self.tol, self.max_iters, self.max_bytes)

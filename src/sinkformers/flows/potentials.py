@@ -17,10 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sinkformers.core.limit_solver import converge
+from sinkformers.core.problem import pose
 from sinkformers.flows.measure import Measure
 from sinkformers.flows.projections import Scores
 
 BLOCK_BYTES = 2**23  # largest size of a temporary block of scores
+SOLVER_MATRICES = 6  # (n, n) that Newton's method holds at once: scores, kernel, weights, and parts of a step
 
 
 class Evidence(NamedTuple):
@@ -78,6 +81,20 @@ def steps(scores: Scores, measure: Measure, n_iters: int, max_bytes: int) -> tup
         f = row_step(scores, measure, after, measure.points, max_bytes)
         before, after = after, column_step(scores, measure, f, max_bytes)
     return (after if n_iters % 2 else before), after
+
+
+def limit(scores: Scores, measure: Measure, tol: float, max_iters: int, max_bytes: int) -> tuple[Tensor, Evidence]:
+    """Return column potentials whose column sums are within `tol`, for any scores, and evidence.
+
+    Newton's method finds them if its matrices fit into `max_bytes`, alternating steps by blocks of rows otherwise.
+    """
+    if SOLVER_MATRICES * len(measure) ** 2 * measure.points.element_size() > max_bytes:
+        return alternating(scores, measure, tol, max_iters, max_bytes)
+    mass = measure.weights[None]
+    problem = pose(scores(measure.points, measure.points)[None], None, mass, mass)
+    problem, goal = problem._replace(scores=problem.shifted()), mass.new_tensor([_reachable(tol, measure)])
+    found = converge(problem, None, goal, max_iters, newton=True, bounds_weights=False)
+    return found.g[0], Evidence(int(found.iterations), found.residual.item(), bool(found.converged))
 
 
 def alternating(

@@ -65,7 +65,7 @@ class Encoder(nn.Module):
         heads: int,
         hidden: int,
         norm: Norm = "post",
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float = 1.0,
         dropout: float = 0.0,
     ) -> None:

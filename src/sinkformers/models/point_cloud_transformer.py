@@ -74,7 +74,7 @@ class PointCloudTransformer(nn.Module):
         hidden: int = 512,
         dropout: float = 0.5,
         mean_pool: bool = True,
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float = 1.0,
         port: bool = False,
     ) -> None:

@@ -51,7 +51,7 @@ class SetTransformer(nn.Module):
         dropout: float = 0.0,
         scale_by: ScaleBy = "head",
         plan: Plan | None = None,
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float = 1.0,
     ) -> None:
         super().__init__()

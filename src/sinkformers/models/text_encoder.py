@@ -47,7 +47,7 @@ class TextEncoder(nn.Module):
         hidden: int,
         norm: Norm = "post",
         positions: Positions = "sinusoidal",
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float = 1.0,
         dropout: float = 0.0,
     ) -> None:

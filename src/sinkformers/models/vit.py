@@ -69,7 +69,7 @@ class ViT(nn.Module):
         head_dim: int | None = None,
         mlp_dim: int,
         readout: Readout = "cls",
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float = 1.0,
         tie_qk: bool = False,
         dropout: float = 0.0,

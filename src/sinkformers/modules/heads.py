@@ -20,7 +20,7 @@ class Heads(nn.Module):
 
     num_heads: int
 
-    def __init__(self, n_iters: int, tau: float, scale: float | None = None, dropout: float = 0.0) -> None:
+    def __init__(self, n_iters: int | float, tau: float, scale: float | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         caller = type(self).__name__
         self.n_iters, self.tau = checks.iterations(caller, n_iters), checks.setting(caller, tau)

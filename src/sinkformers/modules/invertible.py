@@ -51,7 +51,7 @@ class InvertibleAttention(nn.Module):
         num_heads: int,
         head_dim: int | None = None,
         *,
-        n_iters: float = 1,
+        n_iters: int | float = 1,
         contraction: float = 0.9,
     ) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class InvertibleAttention(nn.Module):
                 f"got {contraction!r}. Use 0.9, for example."
             )
         self.num_heads, self.head_dim = num_heads, head_width(CALLER, dim, num_heads, head_dim)
-        self.n_iters = n_iters if n_iters == math.inf else checks.iterations(CALLER, n_iters)
+        self.n_iters = checks.iterations(CALLER, n_iters)
         self.contraction = float(contraction)
         self.project = nn.Linear(dim, self.num_heads * self.head_dim, bias=False)
         self.out = nn.Linear(self.num_heads * self.head_dim, dim, bias=False)

@@ -64,7 +64,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def __init__(
         self,
         *args: Any,
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float | Tensor = 1.0,
         allow_one_way_mask: bool = False,
         **kwargs: Any,

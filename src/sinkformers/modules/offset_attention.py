@@ -45,7 +45,9 @@ class OffsetAttention(Heads):
 
     num_heads = 1
 
-    def __init__(self, channels: int, key_dim: int, *, n_iters: int = 3, tau: float = 1.0, port: bool = False) -> None:
+    def __init__(
+        self, channels: int, key_dim: int, *, n_iters: int | float = 3, tau: float = 1.0, port: bool = False
+    ) -> None:
         super().__init__(n_iters, tau, scale=1.0)
         if port and (n_iters != PORT_ITERS or tau != 1):
             raise ValueError(

@@ -33,7 +33,7 @@ class SelfAttention(Heads):
         num_heads: int,
         head_dim: int | None = None,
         *,
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float = 1.0,
         tie_qk: bool = False,
         bias: bool = False,

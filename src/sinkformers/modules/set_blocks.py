@@ -44,7 +44,7 @@ class MAB(Heads):
         dim: int,
         num_heads: int,
         *,
-        n_iters: int = 3,
+        n_iters: int | float = 3,
         tau: float = 1.0,
         norm: bool = True,
         scale_by: ScaleBy = "head",

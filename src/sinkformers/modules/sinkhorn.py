@@ -10,7 +10,7 @@ class Sinkhorn(nn.Module):
     """Normalise the last two axes of scores by Sinkhorn's algorithm; replaces `nn.Softmax(dim=-1)`.
 
     Args:
-        n_iters: number of normalisations; 1 is SoftMax.
+        n_iters: number of normalisations; 1 is SoftMax, `math.inf` the limit.
         tau: relaxes the column steps, from 0 (SoftMax) to 1. A tensor that is a parameter is learned.
 
     Examples:
@@ -21,7 +21,7 @@ class Sinkhorn(nn.Module):
 
     tau: float | Tensor
 
-    def __init__(self, n_iters: int = 3, tau: float | Tensor = 1.0) -> None:
+    def __init__(self, n_iters: int | float = 3, tau: float | Tensor = 1.0) -> None:
         super().__init__()
         self.n_iters = checks.iterations("Sinkhorn", n_iters)
         self.tau = checks.setting("Sinkhorn", tau)
