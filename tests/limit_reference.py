@@ -7,7 +7,7 @@ import math
 
 import torch
 
-BACKENDS = ["torch"]
+BACKENDS = ["torch", "native"]
 STEPS = 3001  # scores of standard deviation 1 converge to rounding in some hundred
 UNROLLED = 601  # the steps that are differentiated; those before them start them at the limit
 

@@ -130,11 +130,11 @@ def test_checkpoints_compute_the_same_again(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.3}, {"tau": 0.6}, {"cost": "l2"}], ids=str)
 def test_no_matrix_is_saved(options, backend):
-    """Inputs, output and two vectors per head are smaller than one matrix (n, m)."""
+    """Inputs, output and four vectors per head are smaller than one matrix (n, m)."""
     lead, n, m, d = (2, 3), 67, 71, 5
     inputs = [x.requires_grad_() for x in tokens(*lead, n=n, m=m, d=d, e=d)]
     heads, size = math.prod(lead), 8
-    vectors = heads * size * (2 * n * d + 2 * m * d + n + m) + 8 * 64  # and a few scalars, such as the seed
+    vectors = heads * size * (2 * n * d + 2 * m * d + 2 * n + 2 * m) + 8 * 64  # and a few scalars, such as the seed
     assert vectors < heads * n * m * size / 2
     assert saved_bytes(lambda: limit(backend, tol=1e-3, **options)(*inputs)) <= vectors
 
