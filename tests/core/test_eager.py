@@ -165,7 +165,6 @@ def test_hooks_and_checkpoints_see_what_the_operator_describes(watched):
 def _call_of(tokens):
     from sinkformers.attention.functional import _plan
 
-    plan = _plan(
-        tokens, tokens, tokens, None, 0.0, False, None, False, 3, 1.0, "dot", None, None, "unrolled", "auto", True
-    )
+    settings = (None, 0.0, False, None, False, 3, 1.0, "dot", None, None, "unrolled", None, None, "auto", True)
+    plan = _plan(tokens, tokens, tokens, *settings)
     return plan.arguments[0]
