@@ -205,7 +205,7 @@ def _plan(
         query, key, value = repeat_groups(query, key, value, enable_gqa)
     by_head = relaxation_tensor(relaxation, query)
     if stop is None or softmax:
-        steps = n_iters if isinstance(n_iters, int) else 1  # where tau is 0 the limit is SoftMax
+        steps = 1 if isinstance(n_iters, float) else n_iters  # where tau is 0 the limit is SoftMax
         settings = (steps, scale, l2, dropout_p, implicit and not softmax)
         call, backends = AttentionCall(query, key, value, *masks, by_head, None, None, *settings), BACKENDS
     else:

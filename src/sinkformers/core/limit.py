@@ -170,7 +170,7 @@ def warn_unconverged(caller: str, what: str, goal: Tensor | float, result: HasEv
     late, goal = ~converged & ~lost, torch.as_tensor(goal).expand(converged.shape)
     sentences = []
     if late.any():
-        worst = residual[late].argmax().item()
+        worst = int(residual[late].argmax())
         sentences.append(
             f"{int(late.sum())} of {total} {what} have not converged after {int(result.products[late].max())} "
             f"products; the largest residual is {residual[late][worst].item():.2g}, the tolerance "

@@ -1,7 +1,5 @@
 """`sinkhorn`: the operator as users call it."""
 
-import math
-
 from torch import Tensor
 
 from sinkformers.core import checks
@@ -63,7 +61,7 @@ def sinkhorn(
     n_iters = checks.iterations(caller, n_iters)
     tol = checks.limit_tolerance(caller, n_iters, tol)
     relaxation = checks.relaxation(caller, tau, "scores", scores)
-    if not isinstance(n_iters, int) and n_iters == math.inf:
+    if isinstance(n_iters, float):  # infinite
         return limit_weights(caller, scores, mask, row_mass, col_mass, relaxation, tol, backend)
     call = NormalizeCall(scores, mask, row_mass, col_mass, relaxation_tensor(relaxation, scores), n_iters)
     chosen = BACKENDS.choose(caller, backend, call)

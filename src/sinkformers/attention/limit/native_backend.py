@@ -59,7 +59,7 @@ class Native(Backend):
         if safe is not None and not safe.all():
             if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
                 grads, _ = gradients_by_kernels(arguments, whole)
-            part = LimitAttentionResult(*(None if each is None else each[~safe] for each in result))
+            part = LimitAttentionResult._make(None if each is None else each[~safe] for each in result)
             again = torch_backend.gradients(
                 tokens.select(~safe), part, d_out[~safe], call.tol, needs_bias=grads.bias is not None
             )
