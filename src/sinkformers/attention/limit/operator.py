@@ -5,9 +5,8 @@ Between forward and backward only the potentials are saved, beside inputs and ou
 
 import torch
 
+from sinkformers.attention.limit.backends import Native, Torch
 from sinkformers.attention.limit.call import LimitAttentionCall, LimitAttentionResult
-from sinkformers.attention.limit.native_backend import Native
-from sinkformers.attention.limit.torch_backend import Torch
 from sinkformers.core.backend import Backends, Declined
 from sinkformers.core.operator import Operator
 from sinkformers.core.problem import working_dtype

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sinkformers.attention.backends.native import arguments_of, bias_lead_of, gradients_by_kernels, unread_tensors
 from sinkformers.attention.call import AttentionCall
-from sinkformers.attention.limit import torch_backend
+from sinkformers.attention.limit.backends import torch as in_torch
 from sinkformers.attention.limit.call import LimitAttentionCall, LimitAttentionResult
 from sinkformers.core.backend import Backend
 from sinkformers.core.backends.native import missing_warning, why_not_on
@@ -27,7 +27,7 @@ class Native(Backend):
 
         tokens = call.attention().in_working_dtype()
         (*lead, n, _), m, query = tokens.query.shape, tokens.key.shape[-2], tokens.query
-        goal = torch_backend.goal_of(call.tol, query.dtype, n, m)
+        goal = in_torch.goal_of(call.tol, query.dtype, n, m)
         lift, residual, products = query.new_empty(*lead, m), query.new_empty(lead), query.new_empty(lead)
         out, (u, v, shift), safe = native.attention_forward(
             **_arguments(call, tokens, goal), lift=lift, residual=residual, products=products
@@ -36,7 +36,7 @@ class Native(Backend):
         parts = (out, u[..., 0, :], v[..., 0, :], shift, lift, residual, products.to(torch.int64), residual <= goal)
         result = LimitAttentionResult(*parts)
         if not safe.all():
-            again = torch_backend.attend(tokens.select(~safe), call.tol, call.max_iters)
+            again = in_torch.attend(tokens.select(~safe), call.tol, call.max_iters)
             for whole, piece in zip(result, again, strict=True):
                 whole[~safe] = piece
         return result
@@ -45,7 +45,7 @@ class Native(Backend):
         self, call: LimitAttentionCall, result: LimitAttentionResult, d_output: Tensor, needed: dict[str, bool]
     ) -> dict[str, Tensor | None]:
         tokens = call.attention().in_working_dtype()
-        goal = torch_backend.goal_of(call.tol, tokens.query.dtype, tokens.query.shape[-2], tokens.key.shape[-2])
+        goal = in_torch.goal_of(call.tol, tokens.query.dtype, tokens.query.shape[-2], tokens.key.shape[-2])
         d_out, whole = d_output.to(tokens.query.dtype), tokens.query.shape[:-2]
         arguments = {
             **_arguments(call, tokens, goal),
@@ -60,7 +60,7 @@ class Native(Backend):
             if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
                 grads, _ = gradients_by_kernels(arguments, whole)
             part = LimitAttentionResult._make(None if each is None else each[~safe] for each in result)
-            again = torch_backend.gradients(
+            again = in_torch.gradients(
                 tokens.select(~safe), part, d_out[~safe], call.tol, needs_bias=grads.bias is not None
             )
             for all_heads, piece in zip(grads, again, strict=True):
