@@ -111,7 +111,7 @@ FIGURE6 = Artefact(
             takes="seconds",
             data="digits",
             seeds=(0,),
-            arms=arms((8, 4, 2), RATES[:1], limit=(4, 2)),
+            arms=arms((8, 4, 2), RATES[:1]),
             config=DIGITS,
         ),
     },

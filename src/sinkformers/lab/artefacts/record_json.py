@@ -1,9 +1,9 @@
 """JSON of records, logs and checkpoints. The limit is `"n_iters": "inf"`, since JSON has no infinity.
 
-    >>> dumps({"settings": {"n_iters": math.inf}})
-    '{"settings": {"n_iters": "inf"}}'
-    >>> loads('{"settings": {"n_iters": "inf"}}')
-    {'settings': {'n_iters': inf}}
+>>> dumps({"settings": {"n_iters": math.inf}})
+'{"settings": {"n_iters": "inf"}}'
+>>> loads('{"settings": {"n_iters": "inf"}}')
+{'settings': {'n_iters': inf}}
 """
 
 from __future__ import annotations
