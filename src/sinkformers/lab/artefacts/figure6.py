@@ -56,9 +56,7 @@ def arms(
         for n_iters in (1, N_ITERS)
     ]
     settings += [{**each, "tie_qk": True} for each in settings if each["patch"] == tied]
-    settings += [
-        {"patch": patch, "rate": rate, "n_iters": math.inf} for patch in patches if patch in limit for rate in rates
-    ]
+    settings += [{"patch": patch, "rate": rate, "n_iters": math.inf} for patch in limit for rate in rates]
     return tuple(Arm(name(each), each) for each in settings)
 
 
