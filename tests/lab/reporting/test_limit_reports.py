@@ -90,6 +90,14 @@ def test_without_an_arm_at_the_limit_nothing_is_said_of_it(tmp_path):
     assert not any("limit" in note for note in words.notes(summary))
 
 
+def test_the_limit_beside_softmax_alone_is_no_comparison_of_iterations(tmp_path):
+    for n_iters in (1, "inf"):
+        write_run(tmp_path, n_iters=n_iters, arm=f"n-{n_iters}")
+    summary = summarise(find([tmp_path]))[0]
+    assert summary.limits == []
+    assert len(summary.pairs) == 1
+
+
 def test_a_page_is_filled_with_the_comparison(summary):
     place = "<!-- results: figure6 small limit -->\n<!-- end -->"
     assert "| patch 7 | 60.50% | 75.50% | 70.50% | 80.50% | 2 of 2 (n_iters = 21) |" in filled(place, [summary])
