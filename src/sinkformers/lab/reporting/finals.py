@@ -43,7 +43,7 @@ def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figu
         raise ExperimentError(f"no run has the setting {setting}.")
     metric = metric_named(records[0].metrics["metric"])
     counts = [count for panel in lines.values() for count in panel]
-    colour = {0: SINKHORN[0]} if setting == "n_iters" else colours(counts)
+    colour: dict[int | float, str] = {0: SINKHORN[0]} if setting == "n_iters" else colours(counts)
     # Equally spaced: sizes and rates often double, and would crowd on one side of a linear scale.
     places = sorted({place for panel in lines.values() for line in panel.values() for place in line}, key=rank)
     figure, panels = wrapped(len(lines), 1, height=3.2)
