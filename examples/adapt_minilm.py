@@ -9,6 +9,7 @@ the attention differs.
 """
 
 import functools
+import math
 import random
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ LENGTH, BATCH, EPOCHS, RATE = 96, 32, 2, 5e-5
 SIZES = {"train": 2000, "test": 2000}
 ARMS = {
     **study.ARMS,
+    "at the limit": study.Arm({"n_iters": math.inf}),
     "upper half, at once": study.Arm({"n_iters": study.N_ITERS, "select": "*layer.[345].*"}),
 }
 

@@ -1,6 +1,7 @@
 """The studies' bookkeeping on toy cells, and their readers on small files made here."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -62,3 +63,13 @@ def test_every_arm_ends_at_its_settings(arm):
     ends = {"SoftMax": (1, 1.0), "tau learned": (3, "learned"), "tau 0.5": (3, 0.5)}
     assert (layer.sinkhorn.n_iters, layer.sinkhorn.tau) == ends.get(arm, (3, 1.0))
     assert model(torch.randn(2, 16, 49)).shape == (2, 10)
+
+
+def test_the_arm_at_the_limit_is_a_conversion_at_the_limit():
+    model = sinkformers.to_sinkformer(adapt_vit.ViT(), **adapt_minilm.ARMS["at the limit"].settings)
+    assert {layer.self_attn.sinkhorn.n_iters for layer in model.encoder.layers} == {math.inf}
+    with sinkformers.watch_attention(model) as watch:
+        model(torch.randn(2, 16, 49, generator=torch.Generator().manual_seed(0)))
+    errors = [float(call.column_error.max()) for layer in watch.values() for call in layer.calls]
+    assert len(errors) == adapt_vit.DEPTH
+    assert max(errors) < 1e-2

@@ -1,12 +1,12 @@
 """Selection of runs, and the catalogue of artefacts."""
 
-import json
+import math
 import re
 import tracemalloc
 
 import pytest
 
-from sinkformers.lab.artefacts import selection
+from sinkformers.lab.artefacts import record_json, selection
 from sinkformers.lab.artefacts.artefact import ExperimentError
 from sinkformers.lab.artefacts.catalogue import ARTEFACTS
 from sinkformers.lab.tasks.images import VisionConfig
@@ -33,7 +33,7 @@ def test_every_artefact_of_the_paper_is_listed():
 
 @pytest.mark.parametrize("artefact", [a for a in ARTEFACTS if a.task is not None], ids=lambda a: a.name)
 def test_presets_are_consistent(artefact):
-    assert {"paper", "small", "smoke"} <= artefact.presets.keys() <= {"paper", "authors", "small", "smoke"}
+    assert {"paper", "small", "smoke"} <= artefact.presets.keys() <= {"paper", "authors", "medium", "small", "smoke"}
     for preset in artefact.presets.values():
         names = [arm.name for arm in preset.arms]
         assert len(set(names)) == len(names)
@@ -45,7 +45,7 @@ def test_presets_are_consistent(artefact):
             assert config.n_iters == arm.n_iters
             if isinstance(config, VisionConfig):
                 assert config.image % config.patch == 0
-            json.dumps(dict(arm.settings))
+            record_json.dumps(dict(arm.settings))
     assert artefact.presets["smoke"].data in ("digits", "")
 
 
@@ -95,7 +95,9 @@ def test_too_many_runs_are_refused():
 def test_runs_are_ordered_by_seed_and_named_in_their_folders():
     artefact = selection.artefact_named("figure5")
     runs = selection.select_runs(artefact, "small", seeds="0-1")
-    assert [str(run.folder) for run in runs] == [f"figure5/small/n-{n}/seed-{seed}" for seed in (0, 1) for n in (1, 3)]
+    assert [str(run.folder) for run in runs] == [
+        f"figure5/small/n-{n}/seed-{seed}" for seed in (0, 1) for n in (1, 3, "inf")
+    ]
 
 
 def test_other_counts_of_iterations_make_other_arms():
@@ -103,6 +105,54 @@ def test_other_counts_of_iterations_make_other_arms():
     runs = selection.select_runs(artefact, "smoke", n_iters="1,3,21", arms=["patch-4-*"])
     assert [run.arm.name for run in runs] == [f"patch-4-rate-0.001-n-{n}" for n in (1, 3, 21)]
     assert [run.arm.n_iters for run in runs] == [1, 3, 21]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("inf", (math.inf,)), ("1,inf", (1, math.inf)), (" inf ,1-3", (1, 2, 3, math.inf)), ("inf,inf,5", (5, math.inf))],
+)
+def test_counts_may_have_the_limit_which_comes_last(text, expected):
+    assert selection.counts("--n-iters", text) == expected
+
+
+@pytest.mark.parametrize("text", ["inf-3", "1-inf", "-inf", "Infinity", "inf,x", "nan"])
+def test_invalid_counts_are_refused_with_the_name_of_the_limit(text):
+    with pytest.raises(ExperimentError, match=r"^--n-iters must be whole numbers from 1 to .*\. The limit is inf\.$"):
+        selection.counts("--n-iters", text)
+
+
+def test_the_limit_makes_an_arm_of_every_arm_and_finite_counts_replace_it():
+    figure6 = selection.artefact_named("figure6")
+    runs = selection.select_runs(figure6, "smoke", n_iters="3,inf", arms=["patch-4-*"])
+    assert [run.arm.name for run in runs] == ["patch-4-rate-0.001-n-3", "patch-4-rate-0.001-n-inf"]
+    assert [run.arm.n_iters for run in runs] == [3, math.inf]
+    runs = selection.select_runs(figure6, "authors", n_iters="3", seeds="0", arms=["patch-4-*"])
+    assert [run.arm.name for run in runs] == [f"patch-4-rate-{rate}-n-3" for rate in ("0.001", "0.002")]
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "arms"),
+    [
+        ("figure4", "small", ["n-inf"]),
+        ("figure5", "small", ["n-inf"]),
+        ("table1-set", "small", ["n-inf"]),
+        ("table1-set", "medium", ["n-inf"]),
+        ("table1-pct", "small", ["n-inf"]),
+        ("table2", "small", ["continued-n-inf"]),
+        *(
+            ("figure6", preset, [f"patch-{patch}-rate-{rate}-n-inf" for patch in (14, 7, 4) for rate in (0.001, 0.002)])
+            for preset in ("small", "authors")
+        ),
+    ],
+)
+def test_arms_at_the_limit_differ_from_another_arm_in_n_iters_only(name, preset, arms):
+    found = selection.artefact_named(name).presets[preset].arms
+    at_the_limit = [arm for arm in found if arm.n_iters == math.inf]
+    assert [arm.name for arm in at_the_limit] == arms
+    for arm in at_the_limit:
+        others = [other for other in found if {**other.settings, "n_iters": math.inf} == arm.settings]
+        assert {1, math.inf} < {other.n_iters for other in others}
+        assert {other.after for other in others} == {arm.after}
 
 
 @pytest.mark.parametrize(

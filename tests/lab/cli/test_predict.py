@@ -1,6 +1,7 @@
 """`sinkformers predict`: answers and attention are those of the model, and errors are one sentence."""
 
 import json
+import math
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 from sinkformers import watch_attention
-from sinkformers.lab.artefacts import catalogue, figure4
+from sinkformers.lab.artefacts import catalogue, figure4, record_json, selection
 from sinkformers.lab.artefacts.artefact import retrain_hint
 from sinkformers.lab.cli.app import app
 from sinkformers.lab.data import load_opinions, on_unit_sphere
@@ -30,7 +31,8 @@ def write_untrained(out, artefact_name, arm_name):
     """Return the folder, the files and the model of a finished run with random weights."""
     artefact = catalogue.find(artefact_name)
     preset = artefact.presets["smoke"]
-    arm = next(arm for arm in preset.arms if arm.name == arm_name)
+    arms = [run.arm for run in selection.select_runs(artefact, "smoke", n_iters="inf")]
+    arm = next(arm for arm in (*preset.arms, *arms) if arm.name == arm_name)
     config = preset.config.with_settings(arm.settings)
     torch.manual_seed(3)
     if artefact_name.startswith("table1"):
@@ -50,7 +52,7 @@ def write_untrained(out, artefact_name, arm_name):
         "config": asdict(config),
         "epochs": [{"epoch": 0, "test": {artefact.metric: 0.5}}],
     }
-    for name, content in {**files, "metrics.json": json.dumps(metrics).encode()}.items():
+    for name, content in {**files, "metrics.json": record_json.dumps(metrics).encode()}.items():
         (folder / name).write_bytes(content)
     checkpoint.write(folder / "model.safetensors", model.state_dict(), {})
     return folder, model.eval()
@@ -74,7 +76,9 @@ def shape(tmp_path):
     return tmp_path / "shape.npy", points
 
 
-@pytest.mark.parametrize(("artefact", "arm"), [("table1-set", "n-3"), ("table1-pct", "port-n-2")])
+@pytest.mark.parametrize(
+    ("artefact", "arm"), [("table1-set", "n-3"), ("table1-pct", "port-n-2"), ("table1-set", "n-inf")]
+)
 def test_the_classes_of_a_shape_are_those_of_the_model(artefact, arm, shape, tmp_path):
     folder, model = write_untrained(tmp_path, artefact, arm)
     file, points = shape
@@ -117,8 +121,9 @@ def test_attention_is_drawn_at_the_centres(shape, tmp_path):
     assert len(places.unique(dim=0)) == 12
 
 
-def test_reviews_get_the_same_answer_alone_together_and_from_a_file(tmp_path):
-    folder, model = write_untrained(tmp_path, "figure4", "n-3")
+@pytest.mark.parametrize("arm", ["n-3", "n-inf"])
+def test_reviews_get_the_same_answer_alone_together_and_from_a_file(arm, tmp_path):
+    folder, model = write_untrained(tmp_path, "figure4", arm)
     lines = [*load_opinions().test.texts[:3], "", "Ähnlich!"]
     judge = Judge(open_run(folder))
     for line in filter(None, lines):
@@ -161,6 +166,15 @@ def test_the_attention_of_a_sentence_is_that_of_the_encoder(tmp_path):
     seen = translate.attention("elf", first)
     assert "".join(seen.tokens) == "elf(end)"
     assert_close(seen.weights, watch[first].calls[0].weights[0].mean(0))
+
+
+def test_a_run_at_the_limit_is_opened_as_one_and_not_with_other_weights(tmp_path):
+    folder, model = write_untrained(tmp_path, "figure4", "n-inf")
+    assert open_run(folder).config.n_iters == math.inf
+    checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": math.inf}})
+    assert Judge(open_run(folder))(["good"])
+    checkpoint.write(folder / "model.safetensors", model.state_dict(), {"settings": {"n_iters": 3}})
+    assert "was trained with n_iters 3, and metrics.json has n_iters inf" in refused(invoke(folder, "good"))
 
 
 def test_a_model_of_subwords_warns_once_about_plain_text(tmp_path):

@@ -74,6 +74,22 @@ def test_a_run_leaves_records_and_a_report(finished):
     assert len((out / RUN_FOLDER / "log.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_run_at_the_limit_leaves_valid_json_and_a_report(tmp_path):
+    def refused(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    result = invoke("run", "figure5", "--preset", "smoke", "--n-iters", "1,inf", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / RUN_FOLDER.parents[1] / "n-inf" / "seed-0"
+    metrics = json.loads((folder / "metrics.json").read_text(), parse_constant=refused)
+    assert (metrics["settings"], metrics["config"]["n_iters"]) == ({"n_iters": "inf"}, "inf")
+    assert max(layer["column_error"] for layer in metrics["epochs"][-1]["layers"]) < 1e-2
+    assert "Sinkhorn, n_iters = ∞" in result.output
+    again = invoke("run", "figure5", "--preset", "smoke", "--n-iters", "inf", "--out", tmp_path)
+    assert again.exit_code == 0
+    assert "epoch" not in again.output.partition("Cats and dogs")[0]  # it is finished
+
+
 def test_the_record_contains_neither_times_nor_paths(finished):
     text = (finished[0] / RUN_FOLDER / "metrics.json").read_text()
     assert str(finished[0]) not in text

@@ -155,7 +155,8 @@ def test_scaling_shifting_and_turning():
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_build_and_their_arms_differ_in_no_parameter(name):
     artefact = find(name)
-    assert set(artefact.presets) == {"paper", "small", "smoke"} | ({"authors"} if name != "figure2-points" else set())
+    more = {"figure2-points": set(), "table1-pct": {"authors"}}.get(name, {"authors", "medium"})
+    assert set(artefact.presets) == {"paper", "small", "smoke"} | more
     for key, preset in artefact.presets.items():
         json.dumps(asdict(preset.config))
         shapes = []

@@ -131,7 +131,7 @@ def test_the_rate_falls_before_the_twelfth_epoch():
 
 
 def test_an_even_number_of_iterations_is_refused(made):
-    with pytest.raises(ExperimentError, match="n_iters must be odd; got 2"):
+    with pytest.raises(ExperimentError, match="n_iters must be odd or inf; got 2"):
         AuthorsTask(replace(made.config, n_iters=2), 0, load_opinions())
 
 

@@ -33,14 +33,14 @@ def retrain_hint(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison. `settings` always holds `n_iters`: 1 is the Transformer."""
+    """One side of a comparison. `settings` always holds `n_iters`: 1 is the Transformer, `math.inf` the limit."""
 
     name: str  # also the name of its folder
     settings: Mapping[str, Any]
     after: str | None = None  # arm whose trained model, of the same seed, this one starts from
 
     @property
-    def n_iters(self) -> int:
+    def n_iters(self) -> int | float:
         return self.settings["n_iters"]
 
 

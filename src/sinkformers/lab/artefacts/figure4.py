@@ -8,6 +8,7 @@ pieces. `authors` follows their code where it differs from the paper; `tasks/tex
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 N_ITERS = 3
 ARMS = tuple(Arm(f"n-{n}", {"n_iters": n}) for n in (1, N_ITERS))
+LIMIT = Arm("n-inf", {"n_iters": math.inf})
 
 PAPER = TextConfig(
     recipe=Recipe(epochs=15, batch=32, rate=1e-4, drops=(12,)),
@@ -92,7 +94,7 @@ FIGURE4 = Artefact(
             takes="about an hour on two cores",
             data="imdb",
             seeds=(0, 1, 2),
-            arms=ARMS,
+            arms=(*ARMS, LIMIT),
             config=SMALL,
             floor=0.80,
         ),

@@ -8,6 +8,7 @@ differs from `paper` only in the learning rate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 N_ITERS = 3
 ARMS = tuple(Arm(f"n-{n}", {"n_iters": n}) for n in (1, N_ITERS))
+LIMIT = Arm("n-inf", {"n_iters": math.inf})
 
 PAPER = VisionConfig(
     recipe=Recipe(epochs=300, batch=64, rate=5e-5, drops=(250,)),
@@ -93,7 +95,7 @@ FIGURE5 = Artefact(
             takes="about 50 minutes on two cores",
             data="dogs-vs-cats",
             seeds=(0, 1, 2),
-            arms=ARMS,
+            arms=(*ARMS, LIMIT),
             config=SMALL,
             floor=0.70,
         ),

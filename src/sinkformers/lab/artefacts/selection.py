@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Sequence
 
+from sinkformers.lab.artefacts import record_json
 from sinkformers.lab.artefacts.artefact import Arm, Artefact, ExperimentError, Preset, Run
 from sinkformers.lab.artefacts.catalogue import ARTEFACTS, find
 
@@ -40,16 +42,16 @@ def select_runs(
     n_iters: str | None = None,
     arms: Sequence[str] = (),
 ) -> list[Run]:
-    """Return the runs of a preset, ordered by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,5`.
+    """Return the runs of a preset, ordered by seed. `seeds` and `n_iters` are lists such as `0-4` or `1,3,inf`.
 
     An arm that other arms continue keeps its own number of iterations.
     """
     preset = preset_named(artefact, preset_name)
     chosen = preset.arms
     if n_iters is not None:
-        counts = numbers("--n-iters", n_iters, lowest=1)
+        given = counts("--n-iters", n_iters)
         first = {arm.after for arm in chosen}
-        varied = (arm if arm.name in first else _with(arm, count) for count in counts for arm in chosen)
+        varied = (arm if arm.name in first else _with(arm, count) for count in given for arm in chosen)
         chosen = tuple({arm.name: arm for arm in varied}.values())
     if arms:
         kept = [arm for arm in chosen if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in arms)]
@@ -84,10 +86,23 @@ def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(number for each in ranges for number in each))
 
 
+def counts(option: str, text: str) -> tuple[int | float, ...]:
+    """Parse a list of numbers of iterations: `1-3,inf` is (1, 2, 3, math.inf)."""
+    parts = [part.strip() for part in text.split(",")]
+    finite = [part for part in parts if part != record_json.LIMIT]
+    if not finite:
+        return (math.inf,)
+    try:
+        found = numbers(option, ",".join(finite), lowest=1)
+    except ExperimentError as error:
+        raise ExperimentError(f"{error} The limit is inf.") from None
+    return found if len(finite) == len(parts) else (*found, math.inf)
+
+
 def _shortened(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _with(arm: Arm, n_iters: int) -> Arm:
+def _with(arm: Arm, n_iters: int | float) -> Arm:
     """Return the arm with another number of iterations, in its settings and at the end of its name."""
-    return Arm(re.sub(r"n-\d+$", f"n-{n_iters}", arm.name), {**arm.settings, "n_iters": n_iters}, arm.after)
+    return Arm(re.sub(r"n-(\d+|inf)$", f"n-{n_iters}", arm.name), {**arm.settings, "n_iters": n_iters}, arm.after)

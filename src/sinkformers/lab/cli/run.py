@@ -23,9 +23,11 @@ SAVING = "Saving after this step; interrupt again to end at once."
 
 def run(
     artefact: Annotated[str, typer.Argument(help="Its name; `sinkformers list` shows all.", metavar="ARTEFACT")],
-    preset: Annotated[str, typer.Option(help="The scale: paper, authors, small or smoke.", metavar="NAME")] = "small",
+    preset: Annotated[
+        str, typer.Option(help="The scale: paper, authors, medium, small or smoke.", metavar="NAME")
+    ] = "small",
     seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,2; by default, those of the preset.")] = None,
-    n_iters: Annotated[str | None, typer.Option(help="Such as 1,5; by default, those of the preset.")] = None,
+    n_iters: Annotated[str | None, typer.Option(help="Such as 1,5,inf; by default, those of the preset.")] = None,
     arms: Annotated[
         list[str] | None, typer.Option(help="A pattern of names of arms, such as 'patch-7-*'; may be repeated.")
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ class Comparison:
     """Runs with equal `settings` (all but n_iters), by n_iters; the runs of a side are in the order of their seeds."""
 
     settings: Mapping[str, Any]
-    sides: Mapping[int, list[Record]]
+    sides: Mapping[int | float, list[Record]]
 
     @property
     def label(self) -> str:
@@ -43,7 +44,7 @@ def key(settings: Mapping[str, Any]) -> str:
     return json.dumps(others(settings), sort_keys=True)
 
 
-def order(record: Record) -> tuple[bool, list[Any], int]:
+def order(record: Record) -> tuple[bool, list[Any], int | float]:
     """Return a sort key for arms: by settings, with numbers before strings, then by n_iters. An arm with one more
     setting comes after the arm without it. Arms that start from a trained model come last."""
     settings = record.metrics["settings"]
@@ -62,6 +63,11 @@ def describe(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def side(n_iters: int) -> str:
+def side(n_iters: int | float) -> str:
     """Return the label of one side of a comparison."""
-    return "SoftMax" if n_iters == 1 else f"Sinkhorn, n_iters = {n_iters}"
+    return "SoftMax" if n_iters == 1 else f"Sinkhorn, n_iters = {count_text(n_iters)}"
+
+
+def count_text(n_iters: Any) -> str:
+    """Return a number of iterations as text; the limit is ∞."""
+    return "∞" if n_iters == math.inf else str(n_iters)

@@ -20,6 +20,7 @@ PARTS: dict[str, Callable[[Summary], str]] = {
     "runs": lambda summary: tables.markdown(tables.runs(summary)),
     "costs": lambda summary: tables.markdown(tables.costs(summary)),
     "columns": lambda summary: f"{words.trend(summary)}\n\n{tables.markdown(tables.columns(summary))}",
+    "limit": lambda summary: tables.markdown(tables.limit(summary)),
     "layers": lambda summary: tables.markdown(tables.layers(summary)),
 }
 

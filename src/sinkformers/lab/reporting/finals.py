@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.artefacts.artefact import ExperimentError, Record
-from sinkformers.lab.reporting.comparison import comparisons, describe, others, rank, side
+from sinkformers.lab.reporting.comparison import comparisons, count_text, describe, others, rank, side
 from sinkformers.lab.reporting.metrics import metric_named
 from sinkformers.lab.reporting.panels import (
     INK,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figure:
     """Draw final values against one setting: a panel per choice of the other settings, a line per n_iters through the
     medians. Against n_iters itself there is one line. `label` names the axis."""
-    lines: dict[str, dict[int, dict[Any, list[float]]]] = {}
+    lines: dict[str, dict[int | float, dict[Any, list[float]]]] = {}
     for comparison in comparisons(record for record in records if setting in record.metrics["settings"]):
         rest = describe({name: each for name, each in comparison.settings.items() if name != setting})
         for n_iters, runs in comparison.sides.items():
@@ -43,14 +43,14 @@ def against(records: Sequence[Record], setting: str, *, label: str = "") -> Figu
         raise ExperimentError(f"no run has the setting {setting}.")
     metric = metric_named(records[0].metrics["metric"])
     counts = [count for panel in lines.values() for count in panel]
-    colour = {0: SINKHORN[0]} if setting == "n_iters" else colours(counts)
+    colour: dict[int | float, str] = {0: SINKHORN[0]} if setting == "n_iters" else colours(counts)
     # Equally spaced: sizes and rates often double, and would crowd on one side of a linear scale.
     places = sorted({place for panel in lines.values() for line in panel.values() for place in line}, key=rank)
     figure, panels = wrapped(len(lines), 1, height=3.2)
     for axes, (rest, panel) in zip(panels, lines.items(), strict=True):
         for count, line in panel.items():
             _draw_line(axes, {places.index(place): finals for place, finals in line.items()}, colour[count])
-        axes.set_xticks(range(len(places)), [plain(str(place)) for place in places])
+        axes.set_xticks(range(len(places)), [plain(count_text(place)) for place in places])
         axes.set_xlabel(plain(label or setting), fontsize=10, color=INK)
         title(axes, f"test {metric.label}", rest)
         in_units(axes.yaxis, metric)

@@ -23,7 +23,7 @@ WIDTH = 12.6
 MOST_COLUMNS = 4
 
 
-def colours(n_iters: Iterable[int]) -> dict[int, str]:
+def colours(n_iters: Iterable[int | float]) -> dict[int | float, str]:
     """Return a colour per n_iters: orange for SoftMax, violet for Sinkhorn, darker for larger n_iters."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
@@ -91,7 +91,7 @@ def title(axes: Axes, *parts: str) -> None:
     axes.set_title(plain("\n".join(filter(None, parts))), fontsize=10, color=INK, loc="left")
 
 
-def legend(figure: Figure, n_iters: Iterable[int]) -> None:
+def legend(figure: Figure, n_iters: Iterable[int | float]) -> None:
     """Add a legend of the sides of a comparison below all panels."""
     from matplotlib.lines import Line2D
 

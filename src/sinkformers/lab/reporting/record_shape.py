@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import NoneType
@@ -24,6 +25,7 @@ class List:
 
 
 NUMBER, WHOLE, TEXT = "a number", "a whole number", "a string"
+COUNT = 'a whole number or "inf"'  # read as math.inf
 MEASURE = "a number or null"  # JSON has no NaN: null means NaN
 LARGEST = 1e308
 MEASURES = Object(entries=MEASURE)
@@ -37,7 +39,7 @@ METRICS = Object(
     {
         **dict.fromkeys(NAMES, TEXT),
         "seed": WHOLE,
-        "settings": Object({"n_iters": WHOLE}, needed=("n_iters",)),
+        "settings": Object({"n_iters": COUNT}, needed=("n_iters",)),
         "config": Object(),
         "data": Object({"signatures": Object(entries=TEXT)}),
         "epochs": List(EPOCH, at_least=1),
@@ -58,7 +60,9 @@ def fault(value: Any, shape: Any, where: str = "") -> str | None:
             return f"{where} must be a list{least}, got {_short(value)}"
         found = (fault(each, shape.items, f"{where}[{place}]") for place, each in enumerate(value))
         return next(filter(None, found), None)
-    kinds = {NUMBER: (int, float), MEASURE: (int, float, NoneType), WHOLE: (int,), TEXT: (str,)}[shape]
+    if shape == COUNT and value == math.inf:
+        return None
+    kinds = {NUMBER: (int, float), MEASURE: (int, float, NoneType), WHOLE: (int,), COUNT: (int,), TEXT: (str,)}[shape]
     if isinstance(value, kinds) and not isinstance(value, bool) and not _is_huge(value):
         return None
     return f"{where} must be {shape}, got {_short(value)}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sinkformers.lab.artefacts import record_json
 from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, RUN_FILE, ExperimentError, Record
 from sinkformers.lab.reporting import record_shape
 from sinkformers.lab.reporting.comparison import order
@@ -139,7 +140,7 @@ def _unfinished(folder: Path) -> Unfinished:
 
 def _json(file: Path, shape: record_shape.Object) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = record_json.loads(file.read_text(encoding="utf-8"))
         json.dumps(content, ensure_ascii=False).encode()  # lone surrogates can be read, but not printed
     except (OSError, ValueError, RecursionError) as error:
         raise ExperimentError(f"{file} cannot be read: {error}. Repair it, or delete it and train again.") from error

@@ -59,7 +59,7 @@ class Row:
     below_floor: bool = False
 
     @property
-    def n_iters(self) -> int:
+    def n_iters(self) -> int | float:
         return self.settings["n_iters"]
 
     @property

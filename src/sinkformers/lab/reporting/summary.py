@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,20 @@ class Summary:
             (softmax[key(each.settings)], each)
             for each in self.rows
             if each.n_iters != 1 and key(each.settings) in softmax
+        ]
+
+    @property
+    def limits(self) -> list[tuple[Row, Row]]:
+        """Pairs of the Sinkformer arm with the most iterations and the arm at the limit, other settings equal."""
+        finite = {
+            key(each.settings): each
+            for each in sorted(self.rows, key=lambda row: row.n_iters)
+            if 1 < each.n_iters < math.inf
+        }
+        return [
+            (finite[key(each.settings)], each)
+            for each in self.rows
+            if each.n_iters == math.inf and key(each.settings) in finite
         ]
 
 
@@ -95,12 +110,16 @@ def _misses(floor: float | None, each: Row, metric: Metric) -> bool:
 
 
 def _beside_the_paper(summary: Summary) -> Summary:
-    """Assign the paper's numbers to rows. Their key is the name of an arm, or a label that fits exactly one arm."""
+    """Assign the paper's numbers to rows. Their key is the name of an arm, or a label that fits exactly one arm.
+
+    Arms at the limit have no label: the paper trains none.
+    """
     arms = {arm.name: arm.n_iters for arm in summary.scale.arms} if summary.scale else {}
     arms |= {each.arm: each.n_iters for each in summary.rows}
     beside, left = {}, {}
     for name, numbers in summary.paper.items():
-        meant = [name] if name in arms else [arm for arm in arms if name.casefold() in LABELS[arms[arm] == 1]]
+        labelled = (arm for arm, n_iters in arms.items() if n_iters != math.inf)
+        meant = [name] if name in arms else [arm for arm in labelled if name.casefold() in LABELS[arms[arm] == 1]]
         if len(meant) == 1:
             beside[meant[0]] = numbers
         else:

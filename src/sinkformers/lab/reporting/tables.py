@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sinkformers.lab.reporting.comparison import describe, key, others, side
 from sinkformers.lab.reporting.records import configs
 from sinkformers.lab.reporting.summary import Summary
 from sinkformers.lab.reporting.words import paper_numbers
@@ -104,6 +105,28 @@ def layers(summary: Summary) -> Table:
         for layer in row.layers
     )
     return Table(headings, tuple(rows))
+
+
+def limit(summary: Summary) -> Table:
+    """Return the medians of arms at the limit beside those of fewer iterations: one row per choice of other settings.
+
+    The last column counts the seeds with which the limit is ahead of the most iterations.
+    """
+    finite = {key(at_the_limit.settings): most for most, at_the_limit in summary.limits}
+    medians = {(key(row.settings), row.n_iters): summary.metric.text(row.median) for row in summary.rows}
+    counts = sorted({count for settings, count in medians if settings in finite})
+    rows = []
+    for most, at_the_limit in summary.limits:
+        both = sorted(most.values.keys() & at_the_limit.values.keys())
+        ahead = sum(summary.metric.is_better(at_the_limit.values[seed], than=most.values[seed]) for seed in both)
+        rows.append(
+            (
+                describe(others(most.settings)) or "all",
+                *(medians.get((key(most.settings), count), NOTHING) for count in counts),
+                f"{ahead} of {len(both)} (n_iters = {most.n_iters})",
+            )
+        )
+    return Table(("settings", *map(side, counts), "seeds ahead of fewer"), tuple(rows))
 
 
 def scale(summary: Summary) -> Table:

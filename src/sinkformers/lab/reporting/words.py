@@ -52,6 +52,7 @@ def finding(summary: Summary) -> str:
 def notes(summary: Summary) -> list[str]:
     """Return what a reader of the table must know, most important first."""
     return [
+        *_limit(summary),
         *_floor(summary),
         *_missing(summary),
         *_drift(summary),
@@ -89,6 +90,22 @@ def _tally(metric: Metric, pairs: Iterable[tuple[Row, Row]]) -> tuple[int, int, 
         apart += metric.is_better(sinkformer.worst, than=softmax.best)
         apart += metric.is_better(softmax.worst, than=sinkformer.best)
     return better, worse, apart
+
+
+def _limit(summary: Summary) -> list[str]:
+    """Compare arms at the limit with the arms of the most iterations."""
+    if not summary.limits:
+        return []
+    better, worse, apart = _tally(summary.metric, summary.limits)
+    counts = " or ".join(dict.fromkeys(str(finite.n_iters) for finite, _ in summary.limits))
+    comparisons = _count(len(summary.limits), "comparison")
+    said = (
+        f"In {comparisons} with n_iters = {counts} the limit, n_iters = ∞, has the better median test "
+        f"{summary.metric.label} {_times(better)}, the worse {_times(worse)}."
+    )
+    if any(len(row.values) == 1 for pair in summary.limits for row in pair):
+        return [said]
+    return [f"{said} Every run of one arm is better than every run of the other {_times(apart)}."]
 
 
 def _floor(summary: Summary) -> list[str]:
@@ -169,6 +186,10 @@ def _medians(summary: Summary, name: str) -> list[str]:
             finals.setdefault(record.metrics["arm"], []).append(final)
     metric = metric_named(name)
     return [f"{metric.text(statistics.median(metric.ranked(each)))} ({arm})" for arm, each in finals.items()]
+
+
+def _times(n: int) -> str:
+    return _count(n, "time")
 
 
 def _count(n: int, noun: str) -> str:

@@ -26,7 +26,7 @@ class TaskConfig:
     """Plain values that determine a training, apart from its seed and its data. Records hold them as `config`."""
 
     recipe: Recipe
-    n_iters: int = 1
+    n_iters: int | float = 1  # math.inf is the limit
 
     def with_settings(self: Config, settings: Mapping[str, Any]) -> Config:
         """Return the configuration of an arm: its settings replace the fields of the same name, here or in the recipe.

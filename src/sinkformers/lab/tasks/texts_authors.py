@@ -39,7 +39,7 @@ class AuthorsTask(TextTask):
     def __init__(self, config: TextConfig, seed: int, texts: TextSet) -> None:
         if config.n_iters % 2 == 0:
             raise ExperimentError(
-                f"figure4, authors: their code ends with the rows, so n_iters must be odd; got {config.n_iters}."
+                f"figure4, authors: their code ends with the rows, so n_iters must be odd or inf; got {config.n_iters}."
             )
         super().__init__(config, seed, texts)
 
@@ -118,8 +118,8 @@ class DetachedAttention(SelfAttention):
         return detached_sinkhorn(scores, mask, self.n_iters) @ value
 
 
-def detached_sinkhorn(scores: Tensor, mask: Tensor | None, n_iters: int) -> Tensor:
-    """Return `sinkhorn(scores)` for odd `n_iters`, with the gradient for a constant column potential g.
+def detached_sinkhorn(scores: Tensor, mask: Tensor | None, n_iters: int | float) -> Tensor:
+    """Return `sinkhorn(scores)` for odd or infinite `n_iters`, with the gradient for a constant column potential g.
 
     log W = scores + f + g, so W is the SoftMax of scores + (f + g), and its gradient does not depend on f.
     """

@@ -6,7 +6,6 @@ or changed on disk is refused.
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sinkformers.lab.artefacts import record_json
 from sinkformers.lab.artefacts.artefact import ExperimentError
 
 FROM_THE_START = "Delete it to train this run from the start; nothing else was touched."
@@ -27,7 +27,7 @@ FROM_THE_START = "Delete it to train this run from the start; nothing else was t
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Replace the checkpoint at `path`. If that fails, the old one stays."""
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    text = json.dumps({**state, "checksum": _checksum(kept)})
+    text = record_json.dumps({**state, "checksum": _checksum(kept)})
     replace(path, save(kept, {"state": text}))
 
 
@@ -55,7 +55,7 @@ def read(path: Path, remedy: str = FROM_THE_START) -> tuple[dict[str, Tensor], d
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-            state = json.loads((file.metadata() or {})["state"])
+            state = record_json.loads((file.metadata() or {})["state"])
         if state.pop("checksum") != _checksum(tensors):
             raise ValueError("its checksum does not match")
     except (SafetensorError, KeyError, ValueError, OSError) as error:

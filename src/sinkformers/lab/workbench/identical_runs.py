@@ -7,11 +7,11 @@ as `same_as`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sinkformers.lab.artefacts import record_json
 from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, RUN_FILE, Run
 from sinkformers.lab.workbench import checkpoint
 from sinkformers.lab.workbench.locks import LOCK_FILE
@@ -19,9 +19,10 @@ from sinkformers.lab.workbench.locks import LOCK_FILE
 
 def copy_run(run: Run, folder: Path, identical: Path, out: Path) -> None:
     """Fill the folder of a run from that of an `identical` one; both are below `out`."""
-    metrics = json.loads((identical / METRICS_FILE).read_bytes())
+    metrics = record_json.loads((identical / METRICS_FILE).read_bytes())
     own = {"artefact": run.artefact, "preset": run.preset, "arm": run.arm.name, "settings": dict(run.arm.settings)}
-    origin = {**json.loads((identical / RUN_FILE).read_bytes()), "same_as": identical.relative_to(out).as_posix()}
+    origin = record_json.loads((identical / RUN_FILE).read_bytes())
+    origin["same_as"] = identical.relative_to(out).as_posix()
     for file in sorted(identical.iterdir()):
         if file.is_file() and file.name not in (METRICS_FILE, RUN_FILE, LOG_FILE, LOCK_FILE):
             checkpoint.replace(folder / file.name, file.read_bytes())
@@ -36,7 +37,7 @@ def find_identical(
 
     It must agree in `identity`, settings excepted, and in `where`, the environment that affects rounding.
     """
-    wanted = json.loads(json.dumps({name: value for name, value in identity.items() if name != "settings"}))
+    wanted = record_json.as_read({name: value for name, value in identity.items() if name != "settings"})
     for artefact in artefacts:
         for file in sorted(out.glob(f"{artefact}/*/*/seed-{identity['seed']}/{METRICS_FILE}")):
             metrics, run = _read(file), _read(file.with_name(RUN_FILE))
@@ -50,11 +51,11 @@ def find_identical(
 def _read(file: Path) -> dict[str, Any]:
     """Return a record; an empty one, which is identical to none, if it is missing or damaged."""
     try:
-        return json.loads(file.read_bytes())
+        return record_json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
     """Return a record as the bytes that are written."""
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+    return (record_json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

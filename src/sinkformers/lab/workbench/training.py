@@ -6,7 +6,6 @@ epoch, and gives the same numbers to the last bit. On Ctrl-C or SIGTERM it saves
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sinkformers.lab.artefacts import record_json
 from sinkformers.lab.artefacts.artefact import ExperimentError
 from sinkformers.lab.workbench import checkpoint
 from sinkformers.lab.workbench.stopping import Stopped, Stopping
@@ -232,7 +232,7 @@ class Training:
     def _refuse_other(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Refuse a checkpoint of another model, another recipe or another number of processes."""
         remedy = "Use another --out, or delete the checkpoint to train this run from the start."
-        here, there = json.loads(json.dumps(self.identity)), state["identity"]
+        here, there = record_json.as_read(self.identity), state["identity"]
         different = [name for name in here if here[name] != there.get(name)]
         if different:
             name = different[0]
