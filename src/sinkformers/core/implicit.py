@@ -74,6 +74,10 @@ def _conjugate_gradients(
         own = torch.where(tau[..., None] <= BOUNDED, tau[..., None] * own, 0.0)
     least = 32 * torch.finfo(plan.dtype).eps * cols
     precondition = _reciprocal(torch.maximum(cols - own, least))
+    # What follows squares these numbers, which may be as small or as large as numbers are.
+    scale = side.abs().amax(-1, keepdim=True)
+    scale = torch.where(scale > 0, scale, 1.0)
+    side, noise = side / scale, noise / scale
     z, residual = torch.zeros_like(side), side
     direction = precondition * residual
     energy = (residual * direction).sum(-1, keepdim=True)
@@ -94,7 +98,7 @@ def _conjugate_gradients(
         scaled = precondition * residual
         previous, energy = energy, torch.where(going, (residual * scaled).sum(-1, keepdim=True), goal)
         direction = scaled + torch.where(going, energy / previous, 0.0) * direction
-    return z
+    return z * scale
 
 
 def _reciprocal(x: Tensor) -> Tensor:

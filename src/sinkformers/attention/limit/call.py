@@ -50,6 +50,7 @@ class LimitAttentionResult(NamedTuple):
     v: Annotated[Tensor, per_matrix("m")]
     shift: Annotated[Tensor, per_matrix("n")]
     lift: Annotated[Tensor, per_matrix("m")]
+    safe: Annotated[Tensor, per_matrix()]  # bool: the compiled kernels may use these vectors
     residual: Annotated[Tensor, per_matrix(saved=False)]
     products: Annotated[Tensor, per_matrix(saved=False)]
     converged: Annotated[Tensor, per_matrix(saved=False)]

@@ -23,8 +23,8 @@ def _fake(call: LimitAttentionCall, backend: str) -> LimitAttentionResult:
     *lead, n, _ = call.query.shape
     out = call.query.new_empty(*lead, n, call.value.shape[-1], dtype=working_dtype(call.query.dtype))
     vectors = [out.new_empty(*lead, size) for size in 2 * (n, call.key.shape[-2])]
-    evidence = [out.new_empty(lead, dtype=dtype) for dtype in (out.dtype, torch.int64, torch.bool)]
-    return LimitAttentionResult(out, *vectors, *evidence)
+    by_head = [out.new_empty(lead, dtype=dtype) for dtype in (torch.bool, out.dtype, torch.int64, torch.bool)]
+    return LimitAttentionResult(out, *vectors, *by_head)
 
 
 attend_limit = Operator("attend_limit", LimitAttentionCall, LimitAttentionResult, BACKENDS, _fake)

@@ -98,7 +98,7 @@ template <class T> struct Head {
         narrow = arena.take<T>(team.size * each);
         narrow = narrow ? narrow + team.id * each : nullptr;
     }
-    static constexpr int LIMIT_COLUMNS = 12;
+    static constexpr int LIMIT_COLUMNS = 14;
     bool at_limit() const { return args.max_products > 0; }
     // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all
     // rows: about 48 KiB of them, one tile at least.

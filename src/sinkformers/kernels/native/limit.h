@@ -139,13 +139,16 @@ template <class T, class Base> struct AtLimit : Base {
 };
 
 template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
-    T *const lift, *const gap, *const best_v, *const best_lift, *new_v;
+    T *const lift, *const gap, *const best_v, *const best_lift, *const base, *const steady, *new_v;
     T *new_u;
+    // base: the columns' part of the scores, without lift. steady: the column sums that would leave v as it is, tau
+    // < 1.
     T bend, goal; // λ = 1/τ − 1
 
     LimitForward(const AttentionArguments &args, Team team, bool backward, int64_t stored, char *base)
         : AtLimit<T, Forward<T>>(args, team, backward, stored, base), lift(this->column(7)), gap(this->column(8)),
-          best_v(this->column(9)), best_lift(this->column(10)), new_v(this->column(11)), new_u(this->limit_rows) {}
+          best_v(this->column(9)), best_lift(this->column(10)), base(this->column(12)), steady(this->column(13)),
+          new_v(this->column(11)), new_u(this->limit_rows) {}
 
     // As in core/limit_solver.py and core/limit_newton.py.
     static constexpr int FIRST_PAIRS = 8, NEAR = 8, MOST_SOLVER_STEPS = 25, MOST_TRIALS = 5;
@@ -170,6 +173,8 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
     void clear() {
         const auto &args = this->args;
         std::fill(lift, lift + this->cols, (T)0);
+        std::fill(steady, steady + this->cols, this->rho);
+        std::copy(this->start, this->start + this->cols, base);
         if (this->live_n < this->n || this->live_m < this->m) {
             Forward<T>::clear();
             this->zero(args.lift, this->index * args.m, args.m);
@@ -245,23 +250,21 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
     void go_to_best() {
         this->alone([&] {
             for (int j = 0; j < this->live_m; j++) {
-                const T wanted = best_lift[j] + std::log(best_v[j]);
-                this->start[j] += wanted - lift[j];
-                lift[j] = wanted;
+                lift[j] = best_lift[j] + std::log(best_v[j]);
+                this->start[j] = base[j] + lift[j]; // as backward adds them
             }
             return (T)0;
         });
         this->first_pass();
     }
-    // What column j aims at.
-    T target(int j) const {
-        return bend > 0 ? this->rho * std::exp(-bend * (lift[j] + std::log(this->vv[j]))) : this->rho;
-    }
+    // What column j aims at: ρ·exp(−λg) for tau < 1. Taken from potentials, it would multiply their rounding by λ.
+    T target(int j) const { return bend > 0 ? this->vv[j] * steady[j] : this->rho; }
     T measure() {
         return this->alone([&] {
             T top = 0;
             for (int j = 0; j < this->live_m; j++) {
-                const T error = std::fabs(this->s[j] * this->vv[j] / target(j) - 1);
+                const T ratio = bend > 0 ? this->s[j] / steady[j] : this->s[j] * this->vv[j] / this->rho;
+                const T error = std::fabs(ratio - 1);
                 top = error <= top ? top : error;
                 if (error != error) return error;
             }
@@ -273,9 +276,9 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
             const T reach = largest(this->u, this->live_n) * largest(this->vv, this->live_m);
             const bool far = reach > DRIFT || reach < 1 / DRIFT;
             for (int j = 0; far && j < this->live_m; j++) {
-                const T by = std::log(this->vv[j]);
-                lift[j] += by;
-                this->start[j] += by;
+                lift[j] += std::log(this->vv[j]);
+                this->start[j] = base[j] + lift[j];
+                steady[j] *= this->vv[j];
             }
             return (T)far;
         }) != 0;
@@ -286,8 +289,10 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
         this->alone([&] {
             T *v = this->vv;
             if (bend > 0)
-                for (int j = 0; j < this->live_m; j++)
+                for (int j = 0; j < this->live_m; j++) {
                     v[j] = std::exp(this->tau * std::log(this->rho / this->s[j]) - (1 - this->tau) * lift[j]);
+                    steady[j] = this->s[j];
+                }
             else
                 for (int j = 0; j < this->live_m; j++) v[j] = this->rho / this->s[j];
             std::fill(v + this->live_m, v + this->cols, (T)0);
@@ -342,6 +347,8 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
             std::swap(this->vv, new_v);
             this->alone([&] {
                 std::copy(this->image, this->image + this->cols, this->s);
+                for (int j = 0; bend > 0 && j < this->live_m; j++)
+                    steady[j] = this->rho * std::exp(-bend * lift[j] - std::log(this->vv[j]) / this->tau);
                 return (T)0;
             });
         }
@@ -406,16 +413,27 @@ template <class T> struct LimitBackward : AtLimit<T, Backward<T>> {
             for (int j = 0; j < m; j++) own[j] = bounded ? v[j] * v[j] * this->image[j] : 0;
             return (T)0;
         });
+        // Conjugate gradients square what they work on, which may be as small or as large as numbers are.
+        const T top = this->alone([&] { return largest(this->rest, m); });
+        const T size = top > 0 ? top : 1;
+        this->alone([&] {
+            for (int j = 0; j < m; j++) {
+                this->rest[j] /= size;
+                noise[j] /= size;
+            }
+            return (T)0;
+        });
         const T least = sizeof(T) == 8 ? (T)1e-14 : (T)1e-6, ratio = std::max((T)(0.1 * this->args.tol), least);
         this->solve(this->tau, own, std::min(2 * m + 50, 2000), ratio, noise);
         this->alone([&] {
             T *y = this->s;
             for (int j = 0; j < m; j++) {
-                y[j] = this->tau * this->solution[j] * v[j];
+                const T z = size * this->solution[j];
+                y[j] = this->tau * z * v[j];
                 if (this->relaxed) {
                     const T g = this->saved(this->args.lift, 1, 0, this->m)[this->col_at[j]] + std::log(v[j]);
                     const T sum = this->diagonal[j], excess = std::log(sum / this->rho) - g;
-                    this->d_tau -= this->solution[j] * sum * excess;
+                    this->d_tau -= z * sum * excess;
                 }
             }
             std::fill(y + m, y + this->cols, (T)0);
@@ -429,22 +447,22 @@ template <class T> struct LimitBackward : AtLimit<T, Backward<T>> {
         this->put_x(this->term - 2, -1, this->u, from, to);
         this->team.barrier();
     }
-    // What rounding leaves of the right-hand side, whose terms are bounded by the lengths of d_out and of the values.
+    // What rounding leaves of the right-hand side, whose terms are bounded by the largest of d_out and of the values.
     void measure_noise() {
         const auto &args = this->args;
         T *lengths = this->factor, *by_row = this->limit_rows;
         const T keep = args.drops && args.dropout_p < 1 ? (T)(1 / (1 - args.dropout_p)) : 1;
+        const T root = std::sqrt((T)this->e);
         this->alone([&] {
             for (int j = 0; j < this->live_m; j++) {
-                const T *value = this->value_row(j);
-                lengths[j] = keep * std::sqrt(dot_plain(value, value, this->e)) * this->vv[j];
+                lengths[j] = keep * root * largest(this->value_row(j), this->e) * this->vv[j];
             }
             std::fill(lengths + this->live_m, lengths + this->cols, (T)0);
             return (T)0;
         });
         this->sweep(lengths, noise, [&](int i, T z) {
             const T *d_out = this->template at<const T>(args.d_out) + this->row_at[i] * args.d_out.i;
-            by_row[i] = this->u[i] * std::sqrt(dot_plain(d_out, d_out, this->e));
+            by_row[i] = this->u[i] * largest(d_out, this->e);
             return by_row[i] * this->u[i] * z;
         });
         this->sweep(nullptr, this->image, [&](int i, T) { return by_row[i]; });

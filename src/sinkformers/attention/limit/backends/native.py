@@ -10,7 +10,7 @@ from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.limit.backends import torch as in_torch
 from sinkformers.attention.limit.call import LimitAttentionCall, LimitAttentionResult
 from sinkformers.core.backend import Backend
-from sinkformers.core.backends.native import missing_warning, why_not_on
+from sinkformers.core.backends.native import both_safe, missing_warning, why_not_on
 
 
 class Native(Backend):
@@ -33,12 +33,13 @@ class Native(Backend):
             **_arguments(call, tokens, goal), lift=lift, residual=residual, products=products
         )
         assert safe is not None
-        parts = (out, u[..., 0, :], v[..., 0, :], shift, lift, residual, products.to(torch.int64), residual <= goal)
-        result = LimitAttentionResult(*parts)
+        evidence = (residual, products.to(torch.int64), residual <= goal)
+        result = LimitAttentionResult(out, u[..., 0, :], v[..., 0, :], shift, lift, safe, *evidence)
         if not safe.all():
-            again = in_torch.attend(tokens.select(~safe), call.tol, call.max_iters)
+            unsafe = ~safe
+            again = in_torch.attend(tokens.select(unsafe), call.tol, call.max_iters)
             for whole, piece in zip(result, again, strict=True):
-                whole[~safe] = piece
+                whole[unsafe] = piece
         return result
 
     def backward(
@@ -56,6 +57,8 @@ class Native(Backend):
         }
         bias_lead = bias_lead_of(call.bias, whole) if needed["bias"] and call.bias is not None else None
         grads, safe = gradients_by_kernels(arguments, bias_lead)
+        # Around potentials as large as those that are not safe the kernels round otherwise than torch does.
+        safe = both_safe(safe, result.safe)
         if safe is not None and not safe.all():
             if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
                 grads, _ = gradients_by_kernels(arguments, whole)

@@ -53,7 +53,8 @@ def attend(tokens: AttentionCall, tol: float, max_iters: int) -> LimitAttentionR
     dropout = tokens.dropout_mask()
     out = (weights if dropout is None else weights * dropout) @ tokens.value
     out = zero_masked(out, masks.queries)
-    return LimitAttentionResult(out, torch.ones_like(f), torch.ones_like(g), shift - f, g, *evidence)
+    safe = torch.zeros(lead, dtype=torch.bool, device=out.device)
+    return LimitAttentionResult(out, torch.ones_like(f), torch.ones_like(g), shift - f, g, safe, *evidence)
 
 
 def gradients(
