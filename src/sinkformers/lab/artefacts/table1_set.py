@@ -137,7 +137,7 @@ TABLE1_SET = Artefact(
         ),
         "medium": Preset(
             about="all 12,311 shapes, 512 points, width 64, 30 epochs; n_iters 1, 21 and ∞",
-            takes="about 18 hours on two cores, 14 of them at the limit",
+            takes="about six hours on two cores",
             data="modelnet40",
             seeds=(0, 1, 2),
             arms=arms(1, 21, math.inf),
