@@ -235,7 +235,7 @@ def _run_to_the_limit(call: LimitAttentionCall, backend: Backend) -> Tensor:
 
 def _find_limit(call: LimitAttentionCall, backend: Backend) -> LimitAttentionResult:
     if call.dropout_p > 0:
-        call = call.change(call.attention().change(seed=torch.randint(2**62, (), device="cpu")))
+        call = call.with_attention(call.attention().change(seed=torch.randint(2**62, (), device="cpu")))
     result = attend_limit(call, backend)
     warn_unconverged(CALLER, "heads", call.tol, result)
     return result

@@ -110,40 +110,25 @@ def sinkhorn_limit(
     tol = checks.positive(caller, "tol", tol)
     checks.one_of(caller, "method", method, ("auto", "newton", "sinkhorn"))
     by_matrix = relaxation_tensor(checks.relaxation(caller, tau, "scores", scores), scores)
+    call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters, method != "sinkhorn")
+    if not return_info:
+        return limit_weights(caller, call, "torch")
     if scores.numel() == 0:
         lead = scores.shape[:-2]
         one = scores.new_ones(lead, dtype=torch.int64)
-        info = LimitInfo(scores.new_zeros(lead), one, one.clone(), one.bool())
-        weights = empty_weights(scores, by_matrix)
-        return (weights, info) if return_info else weights
-    call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters, method != "sinkhorn")
+        return empty_weights(scores, by_matrix), LimitInfo(scores.new_zeros(lead), one, one.clone(), one.bool())
     result = limit(call, BACKENDS["torch"])
-    weights = result.weights.to(scores.dtype)
-    if not return_info:
-        goal = tolerance(tol, by_matrix, result.residual, *scores.shape[-2:])
-        warn_unconverged(caller, "matrices", goal, result)
-        return weights
-    return weights, LimitInfo(result.residual.detach(), result.iterations, result.products, result.converged)
+    info = LimitInfo(result.residual.detach(), result.iterations, result.products, result.converged)
+    return result.weights.to(scores.dtype), info
 
 
-def limit_weights(
-    caller: str,
-    scores: Tensor,
-    mask: Tensor | None,
-    row_mass: Tensor | None,
-    col_mass: Tensor | None,
-    tau: float | Tensor,
-    tol: float,
-    backend: str,
-) -> Tensor:
-    """The limit for arguments that have been checked."""
-    by_matrix = relaxation_tensor(tau, scores)
-    call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, MOST_PRODUCTS, True)
-    chosen = BACKENDS.choose(caller, backend, call)
+def limit_weights(caller: str, call: LimitCall, backend: str) -> Tensor:
+    """The weights of a call, with a warning where they have not converged."""
+    scores, chosen = call.scores, BACKENDS.choose(caller, backend, call)
     if scores.numel() == 0:
-        return empty_weights(scores, by_matrix)
+        return empty_weights(scores, call.tau)
     result = limit(call, chosen)
-    warn_unconverged(caller, "matrices", tolerance(tol, by_matrix, result.residual, *scores.shape[-2:]), result)
+    warn_unconverged(caller, "matrices", tolerance(call.tol, call.tau, result.residual, *scores.shape[-2:]), result)
     return result.weights.to(scores.dtype)
 
 

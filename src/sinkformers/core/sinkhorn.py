@@ -5,7 +5,8 @@ from torch import Tensor
 from sinkformers.core import checks
 from sinkformers.core.arguments import check_problem, empty_weights, relaxation_tensor
 from sinkformers.core.call import NormalizeCall
-from sinkformers.core.limit import limit_weights
+from sinkformers.core.limit import MOST_PRODUCTS, limit_weights
+from sinkformers.core.limit_operator import LimitCall
 from sinkformers.core.normalize import BACKENDS, normalize
 from sinkformers.core.problem import pose
 from sinkformers.core.softmax import softmax
@@ -37,7 +38,7 @@ def sinkhorn(
             or column gives zeros, and what masked entries hold changes nothing.
         row_mass, col_mass: (n,) and (m,), or with leading axes; non-negative, summing to 1. Then rows sum to 1 and, at
             convergence, `row_mass @ weights = col_mass`.
-        tol: with `n_iters=math.inf`, the relative error of the column sums at which a matrix is done; 1e-3 by default.
+        tol: with `n_iters=math.inf`, the residual at which a matrix is done, as in `sinkhorn_limit`; 1e-3 by default.
         backend: `auto`, `native`, `triton`, `torch`, or `reference`, the log-domain definition, which can be
             differentiated twice.
 
@@ -61,9 +62,11 @@ def sinkhorn(
     n_iters = checks.iterations(caller, n_iters)
     tol = checks.limit_tolerance(caller, n_iters, tol)
     relaxation = checks.relaxation(caller, tau, "scores", scores)
+    by_matrix = relaxation_tensor(relaxation, scores)
     if isinstance(n_iters, float):  # infinite
-        return limit_weights(caller, scores, mask, row_mass, col_mass, relaxation, tol, backend)
-    call = NormalizeCall(scores, mask, row_mass, col_mass, relaxation_tensor(relaxation, scores), n_iters)
+        call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, MOST_PRODUCTS, True)
+        return limit_weights(caller, call, backend)
+    call = NormalizeCall(scores, mask, row_mass, col_mass, by_matrix, n_iters)
     chosen = BACKENDS.choose(caller, backend, call)
     if scores.numel() == 0:
         return empty_weights(scores, relaxation)

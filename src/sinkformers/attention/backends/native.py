@@ -60,25 +60,30 @@ class Native(Backend):
         d_out = d_output if d_output.dtype == call.query.dtype else d_output.to(call.query.dtype)
         state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
         arguments = {**arguments_of(call), "d_out": d_out, "out": result.out, "state": state}
-        whole = call.query.shape[:-2]
-        bias_lead = bias_lead_of(call.bias, whole) if needed["bias"] and call.bias is not None else None
-        grads, safe = gradients_by_kernels(arguments, bias_lead)
-        safe = both_safe(safe, result.safe)
-        if safe is not None and not safe.all():
-            if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
-                grads, _ = gradients_by_kernels(arguments, whole)
+        grads, safe = gradients_by_kernels(arguments, call.bias if needed["bias"] else None, result.safe)
+        if safe is not None:
             log_domain.recompute_gradients(call, d_out, grads, safe)
         return grads._asdict()
 
 
-def gradients_by_kernels(arguments: dict[str, Any], bias_lead: torch.Size | None) -> tuple[Gradients, Tensor | None]:
+def gradients_by_kernels(
+    arguments: dict[str, Any], bias: Tensor | None, safe_forward: Tensor | None
+) -> tuple[Gradients, Tensor | None]:
+    """The gradients, and the heads (…) that are safe in both passes, None where all are; that of `bias` if given."""
     from sinkformers.kernels import native
 
-    d_query, d_key, d_value, d_bias, d_tau, safe = native.attention_backward(**arguments, bias_lead=bias_lead)
+    whole = arguments["tensors"]["query"].shape[:-2]
+    bias_lead = None if bias is None else _summed_lead(bias, whole)
+    found = native.attention_backward(**arguments, bias_lead=bias_lead)
+    safe = both_safe(found[-1], safe_forward)
+    safe = None if safe is None or safe.all() else safe
+    if safe is not None and bias_lead not in (None, whole):  # one head that is not safe spoils a sum
+        found = native.attention_backward(**arguments, bias_lead=whole)
+    d_query, d_key, d_value, d_bias, d_tau, _ = found
     return Gradients(d_query, d_key, d_value, d_bias, d_tau), safe
 
 
-def bias_lead_of(bias: Tensor, lead: torch.Size) -> torch.Size:
+def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
     """The leading axes of the bias's gradient, of size 1 where the kernels can sum: over heads, or all other axes."""
     if not lead:
         return lead

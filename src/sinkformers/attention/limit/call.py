@@ -32,7 +32,7 @@ class LimitAttentionCall(NamedTuple):
         tensors = self[:10]
         return AttentionCall(*tensors, 1, self.scale, self.l2, self.dropout_p, True)
 
-    def change(self, attention: AttentionCall) -> "LimitAttentionCall":
+    def with_attention(self, attention: AttentionCall) -> "LimitAttentionCall":
         """This call with the tokens, masks and dropout of another."""
         return LimitAttentionCall(
             *attention[:10], attention.scale, attention.l2, attention.dropout_p, self.tol, self.max_iters

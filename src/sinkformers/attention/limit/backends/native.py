@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.attention.backends.native import arguments_of, bias_lead_of, gradients_by_kernels, unread_tensors
+from sinkformers.attention.backends.native import arguments_of, gradients_by_kernels, unread_tensors
 from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.limit.backends import torch as in_torch
 from sinkformers.attention.limit.call import LimitAttentionCall, LimitAttentionResult
 from sinkformers.core.backend import Backend
-from sinkformers.core.backends.native import both_safe, missing_warning, why_not_on
+from sinkformers.core.backends.native import missing_warning, why_not_on
 
 
 class Native(Backend):
@@ -47,7 +47,7 @@ class Native(Backend):
     ) -> dict[str, Tensor | None]:
         tokens = call.attention().in_working_dtype()
         goal = in_torch.goal_of(call.tol, tokens.query.dtype, tokens.query.shape[-2], tokens.key.shape[-2])
-        d_out, whole = d_output.to(tokens.query.dtype), tokens.query.shape[:-2]
+        d_out = d_output.to(tokens.query.dtype)
         arguments = {
             **_arguments(call, tokens, goal),
             "d_out": d_out,
@@ -55,13 +55,9 @@ class Native(Backend):
             "state": [result.u[..., None, :], result.v[..., None, :], result.shift],
             "lift": result.lift,
         }
-        bias_lead = bias_lead_of(call.bias, whole) if needed["bias"] and call.bias is not None else None
-        grads, safe = gradients_by_kernels(arguments, bias_lead)
         # Around potentials as large as those that are not safe the kernels round otherwise than torch does.
-        safe = both_safe(safe, result.safe)
-        if safe is not None and not safe.all():
-            if bias_lead not in (None, whole):  # one head that is not safe spoils a sum
-                grads, _ = gradients_by_kernels(arguments, whole)
+        grads, safe = gradients_by_kernels(arguments, call.bias if needed["bias"] else None, result.safe)
+        if safe is not None:
             part = LimitAttentionResult._make(None if each is None else each[~safe] for each in result)
             again = in_torch.gradients(
                 tokens.select(~safe), part, d_out[~safe], call.tol, needs_bias=grads.bias is not None
