@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sinkformers.core import (
         ConvergenceWarning,
         LimitInfo,
+        causal_sinkhorn,
         marginal_error,
         release_workspace,
         set_workspace_limit,
@@ -37,6 +38,7 @@ __all__ = [
     "Sinkhorn",
     "anneal_tau",
     "backend_for",
+    "causal_sinkhorn",
     "marginal_error",
     "release_workspace",
     "set_n_iters",
@@ -58,6 +60,7 @@ _PACKAGE = {
     "Sinkhorn": "modules",
     "anneal_tau": "conversion",
     "backend_for": "attention",
+    "causal_sinkhorn": "core",
     "marginal_error": "core",
     "release_workspace": "core",
     "set_n_iters": "conversion",

@@ -1,0 +1,81 @@
+"""Causal Sinkhorn as it is specified: loops over the queries, in the log domain. Every other form is compared with them.
+
+Plain Sinkhorn under a triangular mask is not causal, since the column sum of a key runs over later queries. Here row i
+depends on nothing that its query may not see. In both definitions `valid` says which keys a query sees.
+"""
+
+import torch
+from torch import Tensor
+
+from sinkformers.core.definition import Definition
+
+
+def streaming_reference(scores: Tensor, tau: Tensor | None, definition: Definition) -> Tensor:
+    """Weights (..., n, m): each query divides out the attention that the keys have received so far.
+
+    After a row step, the attention of row i is added to what each key has received from the rows before it. The column
+    step compares that with what uniform attention under the same mask would have given the key by then.
+
+    Args:
+        scores: (..., n, m), minus infinity where masked.
+        tau: (...), or None for 1.
+    """
+    lowest = torch.finfo(scores.dtype).min / 4
+    expected = scores.new_zeros(scores[..., 0, :].shape)
+    received = [torch.full_like(expected, lowest) for _ in range(definition.col_steps())]  # logarithms
+    rows = []
+    for row in scores.unbind(-2):
+        valid = row != -torch.inf
+        expected = expected + valid.to(expected) / valid.sum(-1, keepdim=True).clamp_min(1)
+        row = (row - _top(row)).masked_fill(~valid, lowest)
+        g = torch.zeros_like(row)
+        for step, before in enumerate(received):
+            attention = (row - (row + g).logsumexp(-1, keepdim=True)).masked_fill(~valid, lowest)
+            received[step] = torch.where(valid, torch.logaddexp(before, attention), before)
+            g = (expected.clamp_min(torch.finfo(row.dtype).tiny).log() - received[step]).masked_fill(~valid, 0.0)
+            g = g if tau is None else tau[..., None] * g
+        rows.append((row + g).softmax(-1).masked_fill(~valid, 0.0))
+    return torch.stack(rows, -2)
+
+
+def prefix_reference(scores: Tensor, valid: Tensor, tau: Tensor | None, definition: Definition) -> Tensor:
+    """Weights (..., n, n): row i is that of query i in plain Sinkhorn on the tokens that it sees, and itself.
+
+    Args:
+        scores: (..., n, n). Scores above the diagonal are read: earlier tokens look at later ones within a prefix.
+        valid: (..., n, n) bool, True where a query sees a key.
+    """
+    lowest = torch.finfo(scores.dtype).min / 4
+    scores = only_seen(scores, valid)
+    scores = (scores - _top(scores)).clamp_min(lowest)
+    itself = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
+    rows = []
+    for i in range(scores.shape[-2]):
+        cols, queries = valid[..., i, :], valid[..., i, :] | itself[i]
+        log_target = _log_share(queries, cols, scores.dtype)
+        inside = scores.masked_fill(~(queries[..., None] & cols[..., None, :]), lowest)
+        g = scores.new_zeros(cols.shape)
+        for _ in range(definition.col_steps()):
+            f = -(inside + g[..., None, :]).logsumexp(-1).masked_fill(~queries, 0.0)
+            g = -((inside + f[..., None]).logsumexp(-2) - log_target).masked_fill(~cols, 0.0)
+            g = g if tau is None else tau[..., None] * g
+        rows.append((inside[..., i, :] + g).softmax(-1).masked_fill(~cols, 0.0))
+    return torch.stack(rows, -2)
+
+
+def only_seen(scores: Tensor, valid: Tensor) -> Tensor:
+    """The scores (..., n, n), minus infinity where no prefix has both tokens, so that masked ones may hold anything."""
+    keys = valid.any(-2)
+    queries = keys | valid.any(-1)
+    return scores.masked_fill(~(queries[..., None] & keys[..., None, :]), -torch.inf)
+
+
+def _top(scores: Tensor) -> Tensor:
+    """Row maxima (..., 1), which no weight depends on; 0 for empty rows."""
+    top = scores.detach().amax(-1, keepdim=True)
+    return top.masked_fill(top == -torch.inf, 0.0)
+
+
+def _log_share(queries: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
+    """The logarithm (..., 1) of what every column of a prefix aims at: its queries over its keys."""
+    return (queries.sum(-1, keepdim=True).to(dtype) / cols.sum(-1, keepdim=True).clamp_min(1)).log()
