@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkformers.attention import backend_for, sinkhorn_attention
+    from sinkformers.attention import SinkhornCache, backend_for, sinkhorn_attention
     from sinkformers.conversion import (
         anneal_tau,
         set_n_iters,
@@ -36,6 +36,7 @@ __all__ = [
     "LimitInfo",
     "MultiheadAttention",
     "Sinkhorn",
+    "SinkhornCache",
     "anneal_tau",
     "backend_for",
     "causal_sinkhorn",
@@ -58,6 +59,7 @@ _PACKAGE = {
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
     "Sinkhorn": "modules",
+    "SinkhornCache": "attention",
     "anneal_tau": "conversion",
     "backend_for": "attention",
     "causal_sinkhorn": "core",

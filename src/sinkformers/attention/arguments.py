@@ -142,11 +142,17 @@ def check_implicit(n_iters: float) -> None:
         )
 
 
-def check_causal(attn_mask: Tensor | None, softmax: bool) -> None:
-    if not softmax:
-        refuse_causal(CALLER)
+def check_causal(attn_mask: Tensor | None) -> None:
     if attn_mask is not None:
         raise ValueError(f"{CALLER}: pass attn_mask or is_causal=True, not both; put the triangle into attn_mask.")
+
+
+def check_gradient_in_order(gradient: str | None) -> None:
+    if gradient == "implicit":
+        raise ValueError(
+            f'{CALLER}: causal attention has the gradient of the steps taken, "unrolled"; got gradient="implicit", '
+            "that of the limit, which rows normalised in order do not have."
+        )
 
 
 def refuse_causal(caller: str) -> NoReturn:

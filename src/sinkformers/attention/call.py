@@ -58,9 +58,13 @@ class AttentionCall(NamedTuple):
 
     def select(self, which: Tensor) -> "AttentionCall":
         """The heads where `which` (...) holds, stacked along one leading axis."""
+        return select(self.numbered(which), which)
+
+    def numbered(self, heads: Tensor) -> "AttentionCall":
+        """The call with the heads (...) numbered for dropout, if there is any, so that a selection draws the same."""
         if self.seed is None or self.heads is not None:
-            return select(self, which)
-        return select(self.change(heads=torch.arange(which.numel(), device=which.device).reshape(which.shape)), which)
+            return self
+        return self.change(heads=torch.arange(heads.numel(), device=heads.device).reshape(heads.shape))
 
     def without_masked_tokens(self) -> tuple["AttentionCall", CombinedMasks]:
         """The call with masked tokens set to zero; and the combined masks."""

@@ -24,11 +24,19 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def dropout_mask(
-    seed: Tensor, heads: Tensor | None, lead: Sequence[int], n: int, m: int, dropout_p: float, like: Tensor
+    seed: Tensor,
+    heads: Tensor | None,
+    lead: Sequence[int],
+    n: int,
+    m: int,
+    dropout_p: float,
+    like: Tensor,
+    *,
+    first_row: int = 0,
 ) -> Tensor:
     """The factors of the weights (*lead, n, m): 0 or 1/(1 − p), in the dtype and on the device of `like`.
 
-    `heads` (*lead) numbers the heads; without it they are numbered in order.
+    `heads` (*lead) numbers the heads; without it they are numbered in order. The rows are those from `first_row` on.
     """
     if dropout_p == 1:
         return like.new_zeros((*lead, n, m))
@@ -37,7 +45,7 @@ def dropout_mask(
     seed = seed.to(like.device)
     key = _mix((_mix(_mix(seed & _WORD) ^ (seed >> 32)) + heads * 0x9E3779B9) & _WORD)
     rows, cols = (torch.arange(size, device=like.device) for size in (n, m))
-    row_key = _mix((key[..., None] + rows * 0x85EBCA6B) & _WORD)
+    row_key = _mix((key[..., None] + (first_row + rows) * 0x85EBCA6B) & _WORD)
     bits = _mix((row_key[..., None] + cols * 0xC2B2AE35) & _WORD)
     return (bits >= int(dropout_p * 2**32)).to(like.dtype) / (1 - dropout_p)
 

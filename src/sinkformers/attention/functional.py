@@ -1,8 +1,7 @@
 """`sinkhorn_attention`: attention as users call it."""
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from sinkformers.attention.arguments import (
     NO_MASKS,
     are_plain,
     check_causal,
+    check_gradient_in_order,
     check_implicit,
     check_masks,
     check_order,
@@ -25,8 +25,11 @@ from sinkformers.attention.arguments import (
 )
 from sinkformers.attention.attend import BACKENDS, attend
 from sinkformers.attention.call import AttentionCall
+from sinkformers.attention.causal import CacheLayer
+from sinkformers.attention.causal.plan import Settings, is_softmax, plan_causal
 from sinkformers.attention.limit import BACKENDS as LIMIT_BACKENDS
 from sinkformers.attention.limit import LimitAttentionCall, LimitAttentionResult, attend_limit
+from sinkformers.attention.plan import Plan, no_output
 from sinkformers.attention.softmax import softmax_attention
 from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor, with_rank
@@ -54,6 +57,8 @@ def sinkhorn_attention(
     max_iters: int | None = None,
     backend: str = "auto",
     allow_one_way_mask: bool = False,
+    causal: str | None = None,
+    cache: CacheLayer | None = None,
 ) -> Tensor:
     """Attention whose weights are normalised by Sinkhorn's algorithm instead of SoftMax.
 
@@ -64,7 +69,8 @@ def sinkhorn_attention(
         attn_mask: boolean, `True` where a query attends to a key, or a float bias added to the scores; broadcasts to
             (…, n, m). Minus infinity means masked, and so does a bias of `finfo(dtype).min / 2` or less.
         dropout_p: drops weights after the last normalisation. Unlike a module, a function knows no training mode.
-        is_causal: as in SoftMax attention, for `n_iters=1` only.
+        is_causal: query i sees the keys up to i, as in SDPA. With more than one normalisation that implies
+            `causal="streaming"`, and needs as many queries as keys.
         scale: of the dot products; 1/√d by default.
         enable_gqa: query heads share key and value heads, in groups.
         n_iters, tau: as in `sinkhorn`; `n_iters=math.inf` is the limit, by Newton's method. A tensor `tau` broadcasts
@@ -83,6 +89,11 @@ def sinkhorn_attention(
         allow_one_way_mask: accept a square `attn_mask` that orders the tokens, as a triangle does. Otherwise such a
             mask is refused unless the weights are SoftMax (`n_iters=1` or the number `tau=0`): column sums run over all
             queries, so outputs would depend on tokens that the mask hides (docs/attention.md).
+        causal: `"streaming"` or `"prefix"`: rows are normalised in order, under whatever masks are given, so that no
+            output depends on a later query; see `causal_sinkhorn`. Any n and m, so that the cross-attention of a
+            decoder is causal too. `n_iters` is odd and finite.
+        cache: one layer of a `SinkhornCache`, `cache[0]` for instance, with the tokens before these. Masks then have
+            all keys, the cached ones first. Gradients do not flow into the cache.
 
     Returns:
         (…, n, e) in the dtype of the query. Masked queries give zeros.
@@ -100,7 +111,7 @@ def sinkhorn_attention(
     """
     plan = _plan(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, n_iters, tau, cost, query_mask, key_mask,
-        gradient, tol, max_iters, backend, allow_one_way_mask,
+        gradient, tol, max_iters, backend, allow_one_way_mask, causal, cache,
     )  # fmt: skip
     return plan.function(*plan.arguments)
 
@@ -133,14 +144,6 @@ def attention_with_evidence(*args: Any, **kwargs: Any) -> tuple[Tensor, HasEvide
     return result.out.to(plan.arguments[0].query.dtype), result
 
 
-class Plan(NamedTuple):
-    """How a call is served: the name of the backend, and the function to call with its arguments."""
-
-    backend: str
-    function: Callable[..., Tensor]
-    arguments: tuple[Any, ...]
-
-
 def _plan(
     query: Tensor,
     key: Tensor,
@@ -160,12 +163,14 @@ def _plan(
     max_iters: int | None,
     backend: str,
     allow_one_way_mask: bool,
+    causal: str | None,
+    cache: CacheLayer | None,
 ) -> Plan:
     """Check the arguments of `sinkhorn_attention`, describe the call, and choose its backend."""
     no_masks = attn_mask is None and query_mask is None and key_mask is None and not is_causal
     usual = no_masks and type(n_iters) is int and n_iters > 1 and type(tau) is float and tau == 1
     usual = usual and type(dropout_p) is float and dropout_p == 0 and cost == "dot" and gradient in (None, "unrolled")
-    usual = usual and tol is None and max_iters is None
+    usual = usual and tol is None and max_iters is None and causal is None and cache is None
     if usual and not enable_gqa and are_plain(query, key, value):  # for small tokens the checks below take longer
         scale = check_scale(scale, query)
         assert isinstance(n_iters, int)
@@ -180,12 +185,16 @@ def _plan(
     relaxation = checks.relaxation(CALLER, tau, "query", query, zero=zero)
     dropout_p = checks.probability(CALLER, "dropout_p", dropout_p)
     checks.one_of(CALLER, "cost", cost, ("dot", "l2"))
-    softmax = isinstance(relaxation, float) and (n_iters == 1 or relaxation == 0)
+    softmax = is_softmax(n_iters, relaxation)
+    scale, l2 = check_scale(scale, query), cost == "l2"
+    if causal is not None or cache is not None or (is_causal and n_iters != 1 and not softmax):
+        check_gradient_in_order(gradient)
+        settings = (dropout_p, is_causal, scale, enable_gqa, n_iters, relaxation, l2, backend, causal, cache)
+        return plan_causal(query, key, value, attn_mask, query_mask, key_mask, Settings(*settings))
     if implicit and stop is None:
         check_implicit(n_iters)
     if is_causal:
-        check_causal(attn_mask, n_iters == 1 or softmax)
-    scale, l2 = check_scale(scale, query), cost == "l2"
+        check_causal(attn_mask)
     masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
     if attn_mask is not None:
         check_order(attn_mask, masks, n_iters, relaxation, allow_one_way_mask)
@@ -215,7 +224,7 @@ def _plan(
         backends = LIMIT_BACKENDS
     chosen = backends.choose(CALLER, backend, call)
     if empty:
-        return Plan(chosen.name, _no_output, (query, key, value, masks.bias, relaxation))
+        return Plan(chosen.name, no_output, (query, key, value, masks.bias, relaxation))
     return Plan(chosen.name, _run if isinstance(call, AttentionCall) else _run_to_the_limit, (call, chosen))
 
 
@@ -239,10 +248,3 @@ def _find_limit(call: LimitAttentionCall, backend: Backend) -> LimitAttentionRes
     result = attend_limit(call, backend)
     warn_unconverged(CALLER, "heads", call.tol, result)
     return result
-
-
-def _no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:
-    """Zeros (…, n, e), where there are no keys, or no output at all: an empty sum is 0. All gradients are zeros."""
-    inputs = (each for each in (query, key, value, bias, tau) if isinstance(each, Tensor))
-    zero = sum(each.reshape(-1)[:0].sum() for each in inputs)
-    return query.new_zeros(*query.shape[:-1], value.shape[-1]) + zero

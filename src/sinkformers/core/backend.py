@@ -52,6 +52,10 @@ class Backend:
         """What to warn of, once per process, where `auto` passes over this backend; None for nothing."""
         return None
 
+    def rows_per_block(self, call: Any) -> int:
+        """How many rows are taken at a time, for operators that save something per block of rows."""
+        raise NotImplementedError
+
     def traced(self, call: Any) -> "Backend | None":
         """What compiled graphs hold of this backend instead of the operator, or None for the operator itself."""
         return None

@@ -1,0 +1,14 @@
+"""Causal attention by the streaming definition: rows are normalised in order, columns by what they have received."""
+
+from sinkformers.attention.causal.cache import CacheLayer, SinkhornCache
+from sinkformers.attention.causal.call import CausalAttentionCall, CausalAttentionResult
+from sinkformers.attention.causal.operator import BACKENDS, attend_causal
+
+__all__ = [
+    "BACKENDS",
+    "CacheLayer",
+    "CausalAttentionCall",
+    "CausalAttentionResult",
+    "SinkhornCache",
+    "attend_causal",
+]

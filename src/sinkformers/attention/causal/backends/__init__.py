@@ -1,0 +1,7 @@
+"""The backends of causal attention, one file each."""
+
+from sinkformers.attention.causal.backends.native import Native
+from sinkformers.attention.causal.backends.reference import Reference
+from sinkformers.attention.causal.backends.torch import Torch
+
+__all__ = ["Native", "Reference", "Torch"]

@@ -1,0 +1,130 @@
+"""Causal attention in torch's own operations, block by block: no more than a few rows of weights at a time."""
+
+import torch
+from torch import Tensor
+
+from sinkformers.attention.causal.call import CausalAttentionCall, CausalAttentionResult
+from sinkformers.attention.causal.rows import (
+    Sums,
+    attend_rows,
+    bias_rows,
+    expected_in,
+    sums_before,
+    valid_rows,
+    without_masked_tokens,
+)
+from sinkformers.core.backend import Backend
+
+ROWS = 128
+
+
+class Torch(Backend):
+    name = "torch"
+
+    def why_not(self, call: CausalAttentionCall) -> str | None:
+        return None
+
+    def rows_per_block(self, call: CausalAttentionCall) -> int:
+        return ROWS
+
+    def forward(self, call: CausalAttentionCall) -> CausalAttentionResult:
+        return attend(call.in_working_dtype())
+
+    def backward(
+        self,
+        call: CausalAttentionCall,
+        result: CausalAttentionResult,
+        d_output: Tensor,
+        needed: dict[str, bool],
+    ) -> dict[str, Tensor | None]:
+        call = call.in_working_dtype()
+        return gradients(call, result.starts, d_output.to(call.query.dtype), needs_bias=needed["bias"])
+
+
+def attend(call: CausalAttentionCall) -> CausalAttentionResult:
+    """The result of a call in its working dtype, by a pass over the blocks that carries the sums along."""
+    call = without_masked_tokens(call)
+    *lead, _, _ = call.query.shape
+    sums, outputs, starts = sums_before(call), [], []
+    for start, stop in call.blocks():
+        columns = call.visible_columns(stop)
+        valid, before = valid_rows(call, start, stop), sums.first(columns)
+        starts.append(sums.received)
+        out, after = attend_rows(
+            call,
+            call.query[..., start:stop, :],
+            call.key[..., :columns, :],
+            call.value[..., :columns, :],
+            bias_rows(call.bias, start, stop, columns),
+            call.tau,
+            before,
+            start,
+            valid,
+        )
+        outputs.append(out)
+        sums = _continued(sums, after, columns)
+    expected = sums.expected.expand(*lead, sums.expected.shape[-1])
+    safe = torch.ones(lead, dtype=torch.bool, device=call.query.device)
+    return CausalAttentionResult(torch.cat(outputs, -2), sums.received, expected, torch.stack(starts, -3), safe)
+
+
+def gradients(
+    call: CausalAttentionCall, starts: Tensor, d_out: Tensor, *, needs_bias: bool
+) -> dict[str, Tensor | None]:
+    """The exact gradients, by a pass over the blocks in reverse that carries the gradient of the sums along."""
+    call = without_masked_tokens(call)
+    (*lead, n, _), m = call.query.shape, call.key.shape[-2]
+    d_query, d_key, d_value = (torch.zeros_like(x) for x in (call.query, call.key, call.value))
+    d_bias = call.query.new_zeros(*lead, n, m) if needs_bias and call.bias is not None else None
+    d_tau = None if call.tau is None else torch.zeros_like(call.tau)
+    d_sums = torch.zeros_like(starts[..., 0, :, :])
+    every_expected, expected = [], sums_before(call).expected
+    for start, stop in call.blocks():
+        every_expected.append(expected)
+        columns = call.visible_columns(stop)
+        ends = expected_in(valid_rows(call, start, stop), expected[..., :columns])[..., -1, :]
+        expected = _joined(ends, expected, columns)
+    for index, (start, stop) in reversed(list(enumerate(call.blocks()))):
+        columns = call.visible_columns(stop)
+        bias = bias_rows(call.bias, start, stop, columns) if d_bias is not None or call.bias is not None else None
+        given = (
+            call.query[..., start:stop, :],
+            call.key[..., :columns, :],
+            call.value[..., :columns, :],
+            starts[..., index, :, :columns],
+            *([] if call.tau is None else [call.tau]),
+            *([] if bias is None else [bias.expand(*lead, stop - start, columns)]),
+        )
+        with torch.enable_grad():
+            parts = [part.detach().requires_grad_() for part in given]
+            query, key, value, received, *rest = parts
+            tau = None if call.tau is None else rest.pop(0)
+            before = Sums(received, every_expected[index][..., :columns])
+            valid = valid_rows(call, start, stop)
+            out, after = attend_rows(call, query, key, value, rest[0] if rest else None, tau, before, start, valid)
+            outputs, incoming = [out], [d_out[..., start:stop, :]]
+            if received.numel():
+                outputs.append(after.received)
+                incoming.append(d_sums[..., :columns])
+            found = list(torch.autograd.grad(outputs, parts, incoming, allow_unused=True))
+        dq, dk, dv, dr, *others = (torch.zeros_like(p) if g is None else g for g, p in zip(found, parts, strict=True))
+        d_query[..., start:stop, :] = dq
+        d_key[..., :columns, :] += dk
+        d_value[..., :columns, :] += dv
+        d_sums[..., :columns] = dr
+        if d_tau is not None:
+            d_tau += others.pop(0)
+        if d_bias is not None and others:
+            d_bias[..., start:stop, :columns] = others[0]
+    return {"query": d_query, "key": d_key, "value": d_value, "bias": d_bias, "tau": d_tau}
+
+
+def _continued(sums: Sums, after: Sums, columns: int) -> Sums:
+    received = torch.cat([after.received, sums.received[..., columns:]], -1)
+    return Sums(received, _joined(after.expected, sums.expected, columns))
+
+
+def _joined(after: Tensor, before: Tensor, columns: int) -> Tensor:
+    """The first columns of one vector, and the rest of the other, which may have fewer leading axes."""
+    rest = before[..., columns:]
+    return torch.cat([after, rest.expand(*after.shape[:-1], rest.shape[-1])], -1)
