@@ -16,7 +16,10 @@ struct Strided { // element (b, h, i) or (b, h, i, j), strides in elements; unit
 // m), r (b, h, n), safe (b, h) and the gradients. d_bias (b, h, n, m) may be null; it is a sum over b or over h where
 // that stride is 0, and its matrices are contiguous. With max_products > 0 the call is one of the limit: n_iters is 2,
 // the weights are u·exp(C + lift − r)·s, lift (b, h, m), and `residual` and `products` (b, h) say how each head
-// converged.
+// converged. With block > 0 the call is causal, in blocks of so many rows: with `triangle`, query i sees the keys up to
+// i + m − n; target (b, h, n, m) is what uniform attention would have given, needed where entries are masked; received
+// (b, h, steps, m), logarithms, and expected (b, h, m) come from earlier queries, and are written for later ones;
+// starts (b, h, blocks, steps, m) holds what keys had received before each block.
 // clang-format off
 #define ATTENTION_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                            \
     INT(batch) INT(heads) INT(n) INT(m) INT(d) INT(e) INT(n_iters) INT(threads) INT(workspace)             \
@@ -25,7 +28,9 @@ struct Strided { // element (b, h, i) or (b, h, i, j), strides in elements; unit
     REAL(scale) REAL(dropout_p) REAL(masked_bias) REAL(safe_product) BITS(seed) INT(l2) INT(drops)         \
     STRIDED(d_out) DATA(out) DATA(u) DATA(s) DATA(r) BYTES(safe)                                           \
     DATA(d_query) DATA(d_key) DATA(d_value) STRIDED(d_bias) DATA(d_tau)                                    \
-    INT(max_products) REAL(tol) DATA(lift) DATA(residual) DATA(products)
+    INT(max_products) REAL(tol) DATA(lift) DATA(residual) DATA(products)                                   \
+    INT(block) INT(triangle) STRIDED(target) STRIDED(received) STRIDED(expected)                           \
+    DATA(starts) DATA(received_after) DATA(expected_after)
 
 // Contiguous: scores and weights (batch, n, m), row_weight (batch, n), col_target (batch, m), tau (batch).
 #define OPERATOR_FIELDS(INT, REAL, BITS, STRIDED, DATA, BYTES)                                             \

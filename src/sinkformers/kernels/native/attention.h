@@ -35,8 +35,10 @@ template <class T> struct Head {
     // shared by the team
     T *packed_q, *packed_k, *kt, *packed_v, *start, *a, *vv, *part, *aside, *u, *s, *tops;
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
-    T *limit_columns, *limit_rows, *notes; // of a call of the limit
-    const T *q, *k;                        // packed or not, rows dp apart
+    T *limit_columns, *limit_rows, *notes;                                            // of a call of the limit
+    T *causal_columns, *causal_rows, *causal_blocks, *causal_scalings, *causal_lanes; // of a causal call
+    int32_t *reaches;
+    const T *q, *k; // packed or not, rows dp apart
     // a member's own: rows from `first_row` on, `stored_rows` of them stored
     T *scratch, *drop, *narrow;
     int first_row, stored_rows;
@@ -54,8 +56,8 @@ template <class T> struct Head {
           d((int)args.d), e((int)args.e), mp(round_up(m, COLUMNS<T>)), dp(round_up(d, LANES<T>)),
           ep(round_up(e, LANES<T>)), rows_steps((int)(args.n_iters + 1) / 2), col_steps((int)args.n_iters / 2),
           width(ep + (int)args.n_iters), most_stored((int)std::min<int64_t>(stored, n)),
-          most_rows(block_rows(n, mp, stored >= n)), arena{base}, masks(args, team, mp, arena), row_at(masks.row_at),
-          col_at(masks.col_at) {
+          most_rows(args.block ? std::min(n, (int)args.block) : block_rows(n, mp, stored >= n)), arena{base},
+          masks(args, team, mp, arena), row_at(masks.row_at), col_at(masks.col_at) {
         carve();
     }
     static size_t bytes(const AttentionArguments &args, int size, bool backward, int64_t stored) {
@@ -88,9 +90,10 @@ template <class T> struct Head {
             limit_rows = arena.take<T>(n);
             notes = arena.take<T>(team.size + 1);
         }
+        if (in_order()) carve_causal();
         a = arena.take<T>((size_t)most_stored * row_length(mp));
         const size_t rows = (size_t)most_rows * row_length(mp);
-        T *own = most_stored < n ? arena.take<T>(team.size * rows) : nullptr;
+        T *own = most_stored < n && !in_order() ? arena.take<T>(team.size * rows) : nullptr;
         T *factors = args.drops ? arena.take<T>(team.size * rows) : nullptr;
         scratch = own ? own + team.id * rows : nullptr;
         drop = factors ? factors + team.id * rows : nullptr;
@@ -98,6 +101,19 @@ template <class T> struct Head {
         narrow = arena.take<T>(team.size * each);
         narrow = narrow ? narrow + team.id * each : nullptr;
     }
+    void carve_causal() {
+        const int matrices = 2 + (backward ? (relaxed_call() ? 3 : 2) * col_steps : 0);
+        causal_columns = arena.take<T>((size_t)(2 * col_steps + 3) * mp);
+        causal_rows = arena.take<T>(2 * (size_t)n);
+        causal_blocks = arena.take<T>(matrices * (size_t)most_rows * row_length(mp));
+        causal_scalings = arena.take<T>((size_t)(col_steps + 1) * most_rows);
+        causal_lanes = arena.take<T>((size_t)most_rows * LANES<T>);
+        reaches = arena.take<int32_t>(n);
+    }
+    bool in_order() const { return args.block > 0; }
+    bool relaxed_call() const { return args.tau.data != nullptr; }
+    // So few rows that keys are not worth transposing.
+    bool few_rows() const { return in_order() && !backward && live_n <= 4; }
     static constexpr int LIMIT_COLUMNS = 14;
     bool at_limit() const { return args.max_products > 0; }
     // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all
@@ -143,7 +159,7 @@ template <class T> struct Head {
         first_row = begin;
         stored_rows = most_stored >= n ? end - begin : most_stored / team.size / block * block;
         rho = live_m ? (T)live_n / (T)live_m : 1;
-        relaxed = args.tau.data != nullptr;
+        relaxed = relaxed_call();
         tau = relaxed ? *at<const T>(args.tau) : 1;
         // The scale goes into the transposed keys, in backward as in forward: where scores are large, another order of
         // the roundings would give other exponentials. It also goes into Y, unless there is a gradient of the bias.
@@ -169,7 +185,7 @@ template <class T> struct Head {
                                    : 0;
         if (at_limit() && backward)
             for (int j = from; j < std::min(to, live_m); j++) start[j] += saved(args.lift, 1, 0, m)[col_at[j]];
-        for (int j = from; j < to; j += 4) transpose_keys(j, (T)args.scale);
+        for (int j = from; j < to && !few_rows(); j += 4) transpose_keys(j, (T)args.scale);
         team.barrier();
     }
     bool all_rows() const { return live_n == n; }

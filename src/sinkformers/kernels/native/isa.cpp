@@ -1,6 +1,7 @@
 // All kernels for one instruction set. The build compiles this file once per set, with ISA and VECTOR_BYTES defined.
 #include "attention_backward.h"
 #include "attention_forward.h"
+#include "causal.h"
 #include "kernels.h"
 #include "limit.h"
 #include "operator.h"
@@ -17,7 +18,10 @@ template <class T> static void attention_heads(const AttentionArguments &args, c
         for (int64_t item; (item = share.next(share.queue)) >= 0;)
             for (int64_t place = 0; place < head.order.each(); place++) head.run(item, place);
     };
-    if (args.max_products > 0) {
+    if (args.block > 0) {
+        if (share.backward) every_head(CausalBackward<T>(args, team, true, share.stored, share.workspace));
+        else every_head(CausalForward<T>(args, team, false, share.stored, share.workspace));
+    } else if (args.max_products > 0) {
         if (share.backward) every_head(LimitBackward<T>(args, team, true, share.stored, share.workspace));
         else every_head(LimitForward<T>(args, team, false, share.stored, share.workspace));
     } else if (share.backward) every_head(Backward<T>(args, team, true, share.stored, share.workspace));

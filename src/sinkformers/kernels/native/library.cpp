@@ -163,6 +163,12 @@ int attention(const AttentionArguments &args, bool is_double, bool backward) {
     const int64_t alone = matrix * threads <= room ? whole_rounds(items, threads) : 0;
     const int64_t stored = std::min<int64_t>(args.n, room / row);
     const auto bytes = use.attention_bytes[is_double];
+    if (args.block) { // rows come in order, so that each head has one thread
+        const size_t each = bytes(args, 1, backward, args.block);
+        const int failed =
+            deal({items, items, each, 0, backward, args.block, 0, threads}, args, use.attention_heads[is_double]);
+        return failed ? failed : outcome(args.safe, args.batch * args.heads);
+    }
     const int failed = deal({items, alone, bytes(args, 1, backward, args.n), bytes(args, threads, backward, stored),
                              backward, args.n, stored, threads},
                             args, use.attention_heads[is_double]);
@@ -208,7 +214,7 @@ EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_doubl
 }
 // What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning,
 // the fields of the structures with their kinds, their sizes, and the constants that are compiled in.
-EXPORT int sinkformers_interface() { return 5; }
+EXPORT int sinkformers_interface() { return 6; }
 #define STATE_INT(name) "int " #name "\n"
 #define STATE_REAL(name) "real " #name "\n"
 #define STATE_BITS(name) "bits " #name "\n"

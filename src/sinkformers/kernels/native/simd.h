@@ -159,6 +159,27 @@ static inline Vec<double> exponential(Vec<double> x) {
     return x < splat(SMALLEST_EXPONENT<double>) ? Vec<double>{} : y;
 }
 
+// log for positive normal numbers, within 2 ulp; infinity for infinity, NaN for NaN.
+static inline Vec<float> logarithm(Vec<float> x) {
+    typedef Simd<float>::I Int;
+    // x = 2^k·y with y in [√½, √2): the bits of √½ are subtracted before the exponent is cut off.
+    const Int bits = (Int)x, k = (bits - 0x3f3504f3) >> 23;
+    const Vec<float> y = (Vec<float>)(bits - (k << 23)) - splat(1.f), square = y * y;
+    Vec<float> p = splat(7.0376836292e-2f);
+    constexpr float coefficients[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                                      -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+    FLATTEN
+    for (float c : coefficients) p = p * y + splat(c);
+    const Vec<float> e = __builtin_convertvector(k, Vec<float>);
+    const Vec<float> log =
+        ((p * square * y + e * splat(-2.12194440e-4f)) - splat(.5f) * square + y) + e * splat(0.693359375f);
+    return x < splat(std::numeric_limits<float>::infinity()) ? log : x;
+}
+static inline Vec<double> logarithm(Vec<double> x) {
+    for (int l = 0; l < LANES<double>; l++) x[l] = std::log(x[l]);
+    return x;
+}
+
 // What a tile starts from and what becomes of it.
 enum Mode { SET, ADD, TIMES }; // c = ab (+ start), c += ab, c *= ab
 
