@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "flows": {"core"},
     "modules": {"core", "attention", "flows"},
     "conversion": {"core", "modules", "attention"},
-    "models": {"modules"},
+    "models": {"attention", "modules"},
     "public": {"core", "attention", "flows", "modules", "conversion", "models"},
     "lab": {"public", "core", "attention", "flows", "modules", "conversion", "models"},
     "moved": {"public", "lab"},

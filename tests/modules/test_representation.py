@@ -64,8 +64,19 @@ SHOWN = [
         lambda: EquilibriumAttention(6, 3, 5, pull=learned(0.5), eps=0.8),
         "num_heads=3, pull=learned, eps=0.8, head_dim=5",
     ),
-    (lambda: CausalAttention(8, 2), "num_heads=2"),
-    (lambda: CrossAttention(8, 2), "num_heads=2"),
+    (lambda: CausalAttention(8, 2), "num_heads=2, n_iters=1, tau=1.0, causal=streaming"),
+    (
+        lambda: CrossAttention(8, 2, n_iters=3, tau="learned"),
+        "num_heads=2, n_iters=3, tau=learned, causal=streaming",
+    ),
+    (
+        lambda: MultiheadAttention(8, 2, causal="streaming"),
+        "embed_dim=8, num_heads=2, n_iters=3, tau=1.0, causal=streaming",
+    ),
+    (
+        lambda: SelfAttention(8, 2, tau="learned", causal="prefix", rotary=True),
+        "num_heads=2, n_iters=3, tau=learned, causal=prefix, rotary=True",
+    ),
 ]
 
 

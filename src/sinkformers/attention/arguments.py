@@ -159,7 +159,8 @@ def refuse_causal(caller: str) -> NoReturn:
     raise NotImplementedError(
         f"{caller}: is_causal=True is supported with n_iters=1 (SoftMax) only. Plain Sinkhorn under a triangular mask "
         "leaks and degenerates: a key's column sum runs over later queries, so earlier outputs would see the future, "
-        "and the only doubly stochastic triangular matrix is the identity."
+        'and the only doubly stochastic triangular matrix is the identity. With causal="streaming" rows are normalised '
+        "in order instead."
     )
 
 

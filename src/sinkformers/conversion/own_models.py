@@ -8,7 +8,7 @@ from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adap
 from sinkformers.conversion.attend import WARNED, WATCHER, attend
 from sinkformers.conversion.settings import ReadsSettings, Settings
 from sinkformers.modules import MAB, PMA, OffsetAttention, SelfAttention
-from sinkformers.modules.heads import Heads, SoftMaxOnly
+from sinkformers.modules.heads import DecoderHeads, Heads
 
 
 class SinkhornHeads(ReadsSettings, Heads):
@@ -57,7 +57,7 @@ def _kind(module: nn.Module) -> type[Heads] | None:
 
 
 def _recognise(place: Place) -> str | None:
-    if isinstance(place.module, SoftMaxOnly):
+    if isinstance(place.module, DecoderHeads):
         return {"causal": CAUSAL, "cross": CROSS}[place.module.kind]
     if _kind(place.module) is None:
         return None
@@ -83,7 +83,7 @@ def _restore(module: nn.Module, undo: Any) -> None:
 def _implied(module: nn.Module) -> Settings | None:
     if not isinstance(module, Heads):
         return None
-    assert isinstance(module.tau, float)  # only converted modules have a tensor here
+    assert not isinstance(module.tau, Tensor)  # only converted modules have a tensor here
     return Settings(module.n_iters, module.tau)
 
 

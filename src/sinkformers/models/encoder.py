@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         hidden: int,
         norm: Norm = "post",
         n_iters: int | float = 3,
-        tau: float = 1.0,
+        tau: float | str = 1.0,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""An encoder–decoder Transformer for translation; only the encoder's self-attention uses Sinkhorn's algorithm."""
+"""An encoder–decoder Transformer for translation, with Sinkhorn's algorithm in the encoder or in all attentions."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -31,7 +31,10 @@ class TranslationTransformer(nn.Module):
     Args:
         length: largest number of tokens of a source or target.
         depth: number of layers of the encoder, and of the decoder.
-        n_iters, tau: of the encoder's `SelfAttention`. The decoder always uses SoftMax.
+        n_iters, tau: of the encoder's `SelfAttention`.
+        causal: of both attentions of the decoder. By default they are SoftMax; with `"streaming"` they have `n_iters`
+            normalisations too, with rows in the order of the target, as in `causal_sinkhorn`. All of them have the same
+            parameters.
 
     Examples:
         >>> import torch
@@ -57,27 +60,32 @@ class TranslationTransformer(nn.Module):
         hidden: int,
         norm: Norm = "post",
         n_iters: int | float = 3,
-        tau: float = 1.0,
+        tau: float | str = 1.0,
         dropout: float = 0.0,
+        causal: str | None = None,
     ) -> None:
         super().__init__()
+        ordered = _decoder_settings(causal, n_iters, tau)
         self.source, self.target = nn.Embedding(source_vocabulary, dim), nn.Embedding(target_vocabulary, dim)
         self.register_buffer("positions", sinusoids(length, dim), persistent=False)
         self.dropout, self.scale = nn.Dropout(dropout), math.sqrt(dim)
         self.encoder = Encoder(
             dim=dim, depth=depth, heads=heads, hidden=hidden, norm=norm, n_iters=n_iters, tau=tau, dropout=dropout
         )
-        self.decoder = Decoder(dim=dim, depth=depth, heads=heads, hidden=hidden, norm=norm, dropout=dropout)
+        self.decoder = Decoder(dim=dim, depth=depth, heads=heads, hidden=hidden, norm=norm, dropout=dropout, **ordered)
         self.apply(_draw)
 
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         """Return the logits; `mask` (batch, n) is True at valid tokens of the source."""
-        return self.follow(target, self.begin(source, mask))[0]
+        return self.follow(target, self.begin(source, mask, keep=False))[0]
 
-    def begin(self, source: Tensor, mask: Tensor) -> State:
-        """Encode a source, and return the state before the first target token."""
+    def begin(self, source: Tensor, mask: Tensor, *, keep: bool = True) -> State:
+        """Encode a source, and return the state before the first target token.
+
+        Without `keep` nothing is stored of the target, which then has to follow at once, as in training.
+        """
         memory = self.encoder(self._placed(self.source, valid_numbers(source, mask), 0), mask)
-        return State(self.decoder.begin(memory), mask, 0)
+        return State(self.decoder.begin(memory, keep=keep), mask, 0)
 
     def follow(self, target: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits after each of the next target tokens (batch, t), and the state after them."""
@@ -92,6 +100,17 @@ class TranslationTransformer(nn.Module):
                 "the model with a larger length."
             )
         return self.dropout(self.scale * embed(tokens) + self.positions[first:last])
+
+
+def _decoder_settings(causal: str | None, n_iters: int | float, tau: float | str) -> dict[str, Any]:
+    """Return `n_iters` and `tau` of the decoder."""
+    if causal is None:
+        return {}
+    if causal != "streaming":
+        raise ValueError(
+            f'TranslationTransformer: causal must be None, for SoftMax in the decoder, or "streaming"; got {causal!r}.'
+        )
+    return {"n_iters": n_iters, "tau": tau}
 
 
 def _draw(module: nn.Module) -> None:

@@ -10,6 +10,7 @@ from sinkformers.attention import attention_with_weights, sinkhorn_attention
 from sinkformers.attention.arguments import refuse_causal
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.core import checks
+from sinkformers.modules.heads import check_causal
 from sinkformers.modules.multihead_masks import CALLER, as_batch, as_ignored, by_head, merge_masks, zero_masked_tokens
 from sinkformers.modules.representation import describe
 
@@ -40,6 +41,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             is an `nn.Parameter` adds the key `tau` to the state_dict.
         allow_one_way_mask: accept an `attn_mask` that orders the tokens, as in `sinkhorn_attention`, and `is_causal`,
             torch's hint that it does.
+        causal: `"streaming"` or `"prefix"`: rows are normalised in order, under whatever masks are given, so that no
+            output depends on a later query, as in `sinkhorn_attention`. In self-attention pass a triangle as
+            `attn_mask` too, as to torch's module; cross-attention of a decoder needs none.
 
     Boolean masks are True at what to *ignore*, as in torch's module and unlike in `sinkhorn_attention`. A
     `key_padding_mask` masks keys. If `query is key` it masks the same queries too, because their rows would otherwise
@@ -58,8 +62,12 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     tau: float | Tensor
     allow_one_way_mask: bool = False
+    causal: str | None = None
     _one_way_caller = CALLER
-    _one_way_remedy = "Take n_iters=1 or tau=0, which is SoftMax, or build the module with allow_one_way_mask=True."
+    _one_way_remedy = (
+        'Build the module with causal="streaming", or with allow_one_way_mask=True if that is meant, or take n_iters=1 '
+        "or tau=0, which is SoftMax."
+    )
 
     def __init__(
         self,
@@ -67,6 +75,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         n_iters: int | float = 3,
         tau: float | Tensor = 1.0,
         allow_one_way_mask: bool = False,
+        causal: str | None = None,
         **kwargs: Any,
     ) -> None:
         self.__dict__[_INITIALISING] = True
@@ -75,7 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_fused_kernel_is_off(self)
         self.n_iters = checks.iterations(CALLER, n_iters)
         self.tau = checks.setting(CALLER, tau)
-        self.allow_one_way_mask = allow_one_way_mask
+        self.allow_one_way_mask, self.causal = allow_one_way_mask, check_causal(CALLER, causal, n_iters)
 
     # Only torch's own initialisation gets the true value; false keeps the fused SoftMax kernel off.
     @property
@@ -110,7 +119,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """
         if is_causal and attn_mask is None:
             raise ValueError(f"{CALLER}: is_causal is a hint that attn_mask is causal; got no attn_mask. Pass both.")
-        any_mask = self.allow_one_way_mask or self.n_iters == 1 or (isinstance(self.tau, float) and self.tau == 0)
+        any_mask = self.allow_one_way_mask or self.causal is not None or self._is_softmax()
         if is_causal and not any_mask:
             refuse_causal(CALLER)
         ignored = as_ignored(key_padding_mask)
@@ -152,11 +161,14 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, and the weights if `need_weights`, of heads (batch, heads, n, d); masks as in SDPA."""
         options: dict[str, Any] = {"n_iters": self.n_iters, "tau": self.tau, "query_mask": queries, "key_mask": keys}
-        options["allow_one_way_mask"] = True  # `forward` has checked the mask
+        options |= {"causal": self.causal, "allow_one_way_mask": True}  # `forward` has checked the mask
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             return attention_with_weights(query, key, value, mask, dropout, **options)
         return sinkhorn_attention(query, key, value, mask, dropout, **options), None
+
+    def _is_softmax(self) -> bool:
+        return self.n_iters == 1 or (isinstance(self.tau, float) and self.tau == 0)
 
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None
@@ -222,8 +234,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return key, value
 
     def _settings(self) -> dict[str, Any]:
-        """`n_iters` and `tau` as `extra_repr` shows them."""
-        return {"n_iters": self.n_iters, "tau": self.tau}
+        """`n_iters`, `tau` and `causal` as `extra_repr` shows them."""
+        return {"n_iters": self.n_iters, "tau": self.tau, "causal": self.causal}
 
     def extra_repr(self) -> str:
         options = {"dropout": self.dropout, "batch_first": self.batch_first}
