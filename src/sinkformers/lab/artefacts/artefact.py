@@ -102,7 +102,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Artefact:
-    """A figure or a table of the paper."""
+    """A figure or a table of the paper, or an experiment that it does not have."""
 
     name: str
     title: str
@@ -112,6 +112,7 @@ class Artefact:
     paper_numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # arm → {"median": …, "best": …}
     task: Callable[[Preset, Arm, int, Path | None], Task] | None = None
     identical_runs_in: tuple[str, ...] = ()  # artefacts that share some runs with this one
+    equal_time: bool = False  # whether arms are also compared after equal seconds of training
     make: Callable[[Preset, Path], str] | None = None  # if nothing is trained: writes to a folder, returns text
 
     def metric_of(self, preset: str) -> str:

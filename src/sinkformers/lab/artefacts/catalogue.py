@@ -1,8 +1,9 @@
-"""Every artefact of the paper, in its order."""
+"""Every artefact of the paper, in its order, and the experiments that it does not have."""
 
 from __future__ import annotations
 
 from sinkformers.lab.artefacts.artefact import Artefact
+from sinkformers.lab.artefacts.causal_lm import CAUSAL_LM
 from sinkformers.lab.artefacts.figure1 import FIGURE1
 from sinkformers.lab.artefacts.figure2_mnist import FIGURE2_MNIST
 from sinkformers.lab.artefacts.figure2_points import FIGURE2_POINTS
@@ -29,6 +30,7 @@ ARTEFACTS = (
     FIGURE5,
     FIGURE6,
     THEORY,
+    CAUSAL_LM,
 )
 
 

@@ -17,6 +17,7 @@ from sinkformers.lab.data.sets.modelnet40_meshes import load_modelnet40_meshes
 from sinkformers.lab.data.sets.multi30k import load_multi30k
 from sinkformers.lab.data.sets.number_words import load_number_words
 from sinkformers.lab.data.sets.opinions import load_opinions
+from sinkformers.lab.data.sets.recall import load_recall
 from sinkformers.lab.data.sets.shapes import load_shapes
 from sinkformers.lab.data.store.archives import unpack
 from sinkformers.lab.data.store.catalogue import CATALOGUE, find_data_set
@@ -25,7 +26,7 @@ from sinkformers.lab.data.store.fetching import fetch
 from sinkformers.lab.data.store.folder import data_folder
 from sinkformers.lab.data.store.progress import Progress, heard_by
 from sinkformers.lab.data.store.status import Status, status_of
-from sinkformers.lab.data.texts import Pairs, PairSet, Texts, TextSet
+from sinkformers.lab.data.texts import Pairs, PairSet, SequenceSet, Texts, TextSet
 
 __all__ = [
     "CATALOGUE",
@@ -39,6 +40,7 @@ __all__ = [
     "Pairs",
     "PointSet",
     "Progress",
+    "SequenceSet",
     "Status",
     "TextSet",
     "Texts",
@@ -56,6 +58,7 @@ __all__ = [
     "load_multi30k",
     "load_number_words",
     "load_opinions",
+    "load_recall",
     "load_shapes",
     "on_unit_sphere",
     "read_points",

@@ -45,3 +45,12 @@ class PairSet(NamedTuple):
     target: str
     name: str
     note: str = ""
+
+
+class SequenceSet(NamedTuple):
+    """A data set for language models: sequences of tokens (s, n), and which tokens are to be predicted, bool (n,)."""
+
+    train: Tensor
+    test: Tensor
+    predicted: Tensor
+    name: str

@@ -74,6 +74,7 @@ METRICS = {
         Metric(name="bleu", label="BLEU", decimals=2),
         Metric(name="bleu_tokenised", label="tokenised BLEU", decimals=2),
         Metric(name="perplexity", label="perplexity", higher_is_better=False),
+        Metric(name="bits_per_byte", label="bits per byte", higher_is_better=False, decimals=3),
         Metric(name="error", label="error", higher_is_better=False),
         Metric(name="nll", label="negative log-likelihood", higher_is_better=False, has_curve=False),
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sinkformers.lab.workbench.task import Recipe, WarmRecipe
-    from sinkformers.models import TextEncoder
+    from sinkformers.models import LanguageModel, TextEncoder
     from sinkformers.modules.neighbours import Neighbourhoods
 
 SHAPES = ""  # the data set of presets that read no files
@@ -123,3 +123,30 @@ class TranslationConfig(TaskConfig):
     beam: int = 5
     penalty: float = 1.0
     room: tuple[float, int] = (1.5, 10)  # (a, b): the translation of n tokens has at most a n + b tokens
+    causal: str | None = None  # "streaming": the decoder's attentions have n_iters normalisations too
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageConfig(TaskConfig):
+    """An epoch has `steps` batches of sequences, drawn at random."""
+
+    steps: int
+    length: int  # tokens that the model reads
+    dim: int
+    depth: int
+    heads: int
+    hidden: int
+    vocabulary: int = 256  # bytes
+    positions: str = "rotary"
+    tau: float | str = 1.0
+    causal: str = "streaming"
+    dropout: float = 0.0
+    tested: int = 512  # sequences of the test set
+    pairs: int | None = None  # for associative recall: pairs of a key and a value in a sequence; None for texts
+
+    def model(self) -> LanguageModel:
+        """Return a new model."""
+        from sinkformers.models import LanguageModel
+
+        names = ("vocabulary", "length", "dim", "depth", "heads", "hidden", "positions", "dropout", "n_iters", "tau")
+        return LanguageModel(causal=self.causal, **{name: getattr(self, name) for name in names})

@@ -49,7 +49,7 @@ class Translator:
 
     def model(self) -> TranslationTransformer:
         """Return a new model."""
-        names = ("length", "dim", "depth", "heads", "hidden", "norm", "dropout", "n_iters")
+        names = ("length", "dim", "depth", "heads", "hidden", "norm", "dropout", "n_iters", "causal")
         sizes = {name: getattr(self.config, name) for name in names}
         return TranslationTransformer(source_vocabulary=self.source.size, target_vocabulary=self.target.size, **sizes)
 
