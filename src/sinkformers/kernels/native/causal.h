@@ -226,9 +226,14 @@ template <class T> struct CausalForward : InOrder<T, Forward<T>> {
         const T *by = this->row_scaling(this->col_steps);
         const Right<T> values = this->plain(this->values + (size_t)this->columns.from * this->ep, this->ep);
         if (this->all_rows() && this->e == this->ep)
-            return product<T, SET>(rows, this->ep, this->live_columns(), w, this->ld, 1, values, nullptr,
-                                   out + (size_t)i0 * this->e, this->e, by);
-        this->product_to_rows(i0, rows, w, values, this->ep, this->e, out, by);
+            product<T, SET>(rows, this->ep, this->live_columns(), w, this->ld, 1, values, nullptr,
+                            out + (size_t)i0 * this->e, this->e, by);
+        else this->product_to_rows(i0, rows, w, values, this->ep, this->e, out, by);
+        // Rows are divided by their sums after the product, which may have left the range.
+        for (int i = i0; i < i0 + rows; i++) {
+            const T found = largest(out + (size_t)this->row_at[i] * this->e, this->e);
+            if (found != found) this->in_range = false;
+        }
     }
     void no_output(int i0, int rows) {
         T *out = (T *)this->args.out + (size_t)this->index * this->n * this->e;
