@@ -76,7 +76,9 @@ def weights(scores, n_iters, tau=1.0, mask=None, definition="streaming"):
     return torch.from_numpy(np.stack(each)).reshape(scores.shape)
 
 
-def attention(query, key, value, n_iters, tau=1.0, mask=None, bias=None, cost="dot", scale=None, definition="streaming"):
+def attention(
+    query, key, value, n_iters, tau=1.0, mask=None, bias=None, cost="dot", scale=None, definition="streaming"
+):
     """Attention in float64 over any leading axes. What is masked must be finite here."""
     query, key, value = (x.detach().double() for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale

@@ -9,7 +9,12 @@ from torch.testing import assert_close
 from sinkformers import SinkhornCache, backend_for, sinkhorn_attention
 from tests.causal_cases import BACKENDS, MASKS, N, N_ITERS, attend, tokens
 
-CHUNKS = {"one by one": [1] * N, "a prompt, then tokens": [9, 1, 1, 1, 1], "two": [6, 7], "with an empty one": [0, 5, 0, 8]}
+CHUNKS = {
+    "one by one": [1] * N,
+    "a prompt, then tokens": [9, 1, 1, 1, 1],
+    "two": [6, 7],
+    "with an empty one": [0, 5, 0, 8],
+}
 STREAMING = [name for name in BACKENDS if name != "reference"]
 CLOSE = {"atol": 1e-13, "rtol": 0}
 

@@ -65,7 +65,7 @@ def test_later_blocks_change_nothing(backend):
     """Of 300 positions, a later one changes no bit of the rows before its block, and rounding at most in it."""
     query, key, value = (x.detach() for x in tokens(torch.ones(300, 300), 2, dtype=torch.float32))
     first = attend(query, key, value, is_causal=True, backend=backend)
-    changed = [torch.cat([x[:, :290], 7 * torch.randn(2, 10, x.shape[-1])], 1) for x in (query, key, value)]
+    changed = [torch.cat([x[:, :290], torch.randn(2, 10, x.shape[-1])], 1) for x in (query, key, value)]
     again = attend(*changed, is_causal=True, backend=backend)
     bound = 4 * 600 * 1.2e-7 * value.abs().max().item()
     torch.testing.assert_close(again[:, :290], first[:, :290], atol=bound, rtol=0)

@@ -88,7 +88,8 @@ def test_half_precision_iterates_in_float32(backend, dtype):
     for got, exact in zip(*results, strict=True):
         assert got.dtype == dtype
         # The incoming gradients differ by their rounding too; a row adds N of them.
-        assert_close(got.float(), exact, atol=(1 if got is results[0][0] else N) * eps * max(1.0, exact.abs().max()), rtol=0)
+        bound = (1 if got is results[0][0] else N) * eps * max(1.0, exact.abs().max().item())
+        assert_close(got.float(), exact, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("backend", FAST)

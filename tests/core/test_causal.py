@@ -33,7 +33,13 @@ def test_the_loop_and_the_parallel_form_are_the_formulas(definition, name, n_ite
     scores, tau = 2 * torch.randn(2, *mask.shape, dtype=torch.float64), torch.tensor([0.3, 1.0], dtype=torch.float64)
     exact = oracle.weights(scores, n_iters, tau, mask, definition)
     near(reference(scores, mask, tau, n_iters, definition), exact, scores, mask, n_iters)
-    near(causal_sinkhorn(scores, n_iters=n_iters, tau=tau, mask=mask, definition=definition), exact, scores, mask, n_iters)
+    near(
+        causal_sinkhorn(scores, n_iters=n_iters, tau=tau, mask=mask, definition=definition),
+        exact,
+        scores,
+        mask,
+        n_iters,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
