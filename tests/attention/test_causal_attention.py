@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from sinkformers import backend_for, causal_sinkhorn, sinkhorn_attention
 from tests import causal_oracle as oracle
-from tests.causal_cases import BACKENDS, MASKS, N, N_ITERS, SQUARE, attend, causal_gradients, scores_of, tokens
+from tests.causal_cases import BACKENDS, MASKS, N_ITERS, SQUARE, N, attend, causal_gradients, scores_of, tokens
 
 COSTS = ["dot", "l2"]
 

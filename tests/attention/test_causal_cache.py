@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from sinkformers import SinkhornCache, backend_for, sinkhorn_attention
-from tests.causal_cases import BACKENDS, MASKS, N, N_ITERS, attend, tokens
+from tests.causal_cases import BACKENDS, MASKS, N_ITERS, N, attend, tokens
 
 CHUNKS = {
     "one by one": [1] * N,
@@ -19,13 +19,13 @@ STREAMING = [name for name in BACKENDS if name != "reference"]
 CLOSE = {"atol": 1e-13, "rtol": 0}
 
 
-def in_chunks(layer, given, sizes, options=lambda start, stop: {}, **fixed):
-    """The outputs of consecutive chunks; `options` gives the masks of queries start:stop and keys up to stop."""
+def in_chunks(layer, given, sizes, masks=None, **fixed):
+    """The outputs of consecutive chunks; `masks` gives those of queries start:stop and keys up to stop."""
     out, start = [], 0
     for size in sizes:
         stop = start + size
         parts = [x[..., start:stop, :] for x in given]
-        out.append(attend(*parts, cache=layer, **options(start, stop), **fixed))
+        out.append(attend(*parts, cache=layer, **({} if masks is None else masks(start, stop)), **fixed))
         start = stop
     return torch.cat(out, -2)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.causal_cases import BACKENDS, MASKS, N, Q, K, attend, causal_gradients, tokens
+from tests.causal_cases import BACKENDS, MASKS, K, N, Q, attend, causal_gradients, tokens
 
 REAL = {"left": torch.arange(N) >= 4, "right": torch.arange(N) < 9, "both": (torch.arange(N) - 6).abs() < 4}
 FILLINGS = [0.0, math.nan, math.inf, 1e30]

@@ -22,16 +22,16 @@ OPTIONS = {
     "bias": {"attn_mask": torch.randn(N, N, dtype=torch.float64).masked_fill(~MASKS["triangle"], -torch.inf)},
     "prefix": {"causal": "prefix", "attn_mask": MASKS["triangle"], "n_iters": 5},
 }
+CALLS = [(name, case) for name in BACKENDS for case in OPTIONS if case != "prefix"] + [("auto", "prefix")]
 CLOSE = {"atol": 1e-12, "rtol": 0}
 
 
 def options_of(case, backend):
-    return {**OPTIONS[case], "backend": "auto" if case == "prefix" else backend}
+    return {**OPTIONS[case], "backend": backend}
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (2, 1, 0), (None, 0, None), (0, None, 1)], ids=str)
-@pytest.mark.parametrize("case", OPTIONS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "case"), CALLS)
 def test_vmap(backend, case, in_dims):
     options, given = options_of(case, backend), [x.detach() for x in tokens(MASKS["triangle"], 2)]
     batches = [x if at is None else torch.stack([x, 2 * x, -x], at) for x, at in zip(given, in_dims, strict=True)]
@@ -45,8 +45,7 @@ def test_vmap(backend, case, in_dims):
         assert_close(out[i], function(*each), **CLOSE)
 
 
-@pytest.mark.parametrize("case", OPTIONS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "case"), CALLS)
 def test_func_grad(backend, case):
     options, given = options_of(case, backend), tokens(MASKS["triangle"], 2)
 
@@ -59,8 +58,7 @@ def test_func_grad(backend, case):
         assert_close(a, b, **CLOSE)
 
 
-@pytest.mark.parametrize("case", ["triangle", "prefix"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "case"), [call for call in CALLS if call[1] in ("triangle", "prefix")])
 def test_jacrev_and_gradients_per_sample(backend, case):
     options, given = options_of(case, backend), [x.detach()[:, :4] for x in tokens(MASKS["triangle"], 3, d=3, e=2)]
     options = {**options, **({"attn_mask": MASKS["triangle"][:4, :4]} if case == "prefix" else {})}
@@ -79,8 +77,7 @@ def test_jacrev_and_gradients_per_sample(backend, case):
             assert_close(a[sample], b, **CLOSE)
 
 
-@pytest.mark.parametrize("case", OPTIONS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "case"), [call for call in CALLS if call[0] != "reference"])
 def test_compiled_is_eager(backend, case):
     torch._dynamo.reset()
     options, given = options_of(case, backend), tokens(MASKS["triangle"], 2)
@@ -98,7 +95,7 @@ def test_compiled_is_eager(backend, case):
         assert_close(a, b, **CLOSE)
 
 
-@pytest.mark.parametrize("backend", OPERATORS)
+@pytest.mark.parametrize("backend", [OPERATORS[0], *(pytest.param(b, marks=pytest.mark.slow) for b in OPERATORS[1:])])
 def test_compiled_generation(backend):
     """A step with a cache, compiled: the cache goes on as in eager mode."""
     torch._dynamo.reset()
@@ -109,7 +106,7 @@ def test_compiled_generation(backend):
         return attend(*inputs, is_causal=True, cache=cache[0], backend=backend)
 
     compiled, cache, out = torch.compile(step, backend="aot_eager", dynamic=True), SinkhornCache(), []
-    for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7), (7, N)):
+    for start, stop in ((0, 4), (4, 5), (5, N)):
         out.append(compiled(cache, *(x[:, start:stop] for x in given)))
     assert_close(torch.cat(out, 1), whole, **CLOSE)
 
@@ -139,8 +136,7 @@ def test_meta_and_fake_tensors(backend):
     assert causal_sinkhorn(torch.randn(2, 3, 3, device="meta"), definition="prefix").shape == (2, 3, 3)
 
 
-@pytest.mark.parametrize("case", ["triangle", "prefix"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "case"), [call for call in CALLS if call[1] in ("triangle", "prefix")])
 def test_autocast(backend, case):
     """Tokens are rounded as by SDPA, and the steps run in float32."""
     options, given = options_of(case, backend), tokens(MASKS["triangle"], 2, dtype=torch.float32)
@@ -178,7 +174,7 @@ def test_a_second_derivative_says_what_to_do(backend):
     query, key, value = tokens(MASKS["triangle"], 2)
     out = attend(query, key, value, is_causal=True, backend=backend)
     (grad,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
-    with pytest.raises(NotImplementedError, match='cannot be differentiated again.*backend="reference"'):
+    with pytest.raises(NotImplementedError, match=r'cannot be differentiated again.*backend="reference"'):
         grad.sum().backward()
 
 

@@ -10,7 +10,7 @@ from sinkformers import causal_sinkhorn, sinkhorn
 from sinkformers.core.causal_reference import prefix_reference, streaming_reference
 from sinkformers.core.definition import Definition
 from tests import causal_oracle as oracle
-from tests.causal_cases import MASKS, N, N_ITERS, SQUARE
+from tests.causal_cases import MASKS, N_ITERS, SQUARE, N
 
 CASES = [("streaming", name) for name in MASKS] + [("prefix", name) for name in SQUARE]
 

@@ -15,14 +15,14 @@ CASES = [("streaming", name) for name in MASKS] + [("prefix", name) for name in 
 @pytest.mark.parametrize("name", ["triangle", "padded left", "window", "prefix-LM"])
 @pytest.mark.parametrize("definition", oracle.DEFINITIONS)
 def test_gradcheck(definition, name, n_iters):
-    mask = MASKS[name][2:9, 2:9]
-    scores = torch.randn(2, 7, 7, dtype=torch.float64, requires_grad=True)
+    mask = MASKS[name][2:7, 2:7]
+    scores = torch.randn(2, 5, 5, dtype=torch.float64, requires_grad=True)
     tau = torch.tensor([0.4, 0.9], dtype=torch.float64, requires_grad=True)
 
     def weights(scores, tau):
         return causal_sinkhorn(scores, n_iters=n_iters, tau=tau, mask=mask, definition=definition)
 
-    assert torch.autograd.gradcheck(weights, (scores, tau))
+    assert torch.autograd.gradcheck(weights, (scores, tau), fast_mode=n_iters > 3)
 
 
 def may_depend(mask, definition):

@@ -142,7 +142,7 @@ def prefix_weights(scores: Tensor, valid: Tensor, tau: Tensor | None, definition
     largest = SAFE_PRODUCT[dtype] ** 0.5
     for _ in range(definition.col_steps()):
         sums = v @ kernel.mT
-        vanishes = rows & (sums.detach() <= 0)
+        vanishes = rows & valid.any(-1, keepdim=True) & (sums.detach() <= 0)
         u = torch.where(rows, 1 / torch.where(rows & (sums > 0), sums, 1.0), 0.0)
         sums = u @ kernel
         v = target / torch.where(valid & (sums > 0), sums, 1.0)

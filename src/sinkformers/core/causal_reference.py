@@ -1,4 +1,4 @@
-"""Causal Sinkhorn as it is specified: loops over the queries, in the log domain. Every other form is compared with them.
+"""Causal Sinkhorn as it is specified: loops over the queries in the log domain, which other forms are compared with.
 
 Plain Sinkhorn under a triangular mask is not causal, since the column sum of a key runs over later queries. Here row i
 depends on nothing that its query may not see. In both definitions `valid` says which keys a query sees.

@@ -14,7 +14,7 @@ class CacheLayer:
 
     Attributes:
         key, value: (…, m, d) and (…, m, e) of the tokens so far; None before the first call.
-        received: (…, (n_iters − 1)/2, m), the logarithm of the attention that each key has received in each column step.
+        received: (…, (n_iters − 1)/2, m), the logarithm of the attention that keys have received in each column step.
         expected: (…, m), what uniform attention would have given it.
         grows: whether keys and values of a call are new tokens, as in self-attention. In the cross-attention of a
             decoder every call has all keys, and only the sums are kept.
