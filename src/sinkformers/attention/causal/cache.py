@@ -60,8 +60,8 @@ class CacheLayer:
         if self.received is None or self.expected is None:
             if self.key is not None and col_steps:
                 raise ValueError(
-                    f"{caller}: the cache was filled with n_iters=1, which keeps no column sums, and cannot be "
-                    f"continued with n_iters={2 * col_steps + 1}. Take a new cache."
+                    f"{caller}: the cache was filled with n_iters=1 or tau=0, which keeps no column sums, and cannot "
+                    f"be continued with n_iters={2 * col_steps + 1}. Take a new cache."
                 )
             return None, None
         if self.received.shape[-2] != col_steps:
@@ -79,7 +79,8 @@ class CacheLayer:
 
     def store(self, key: Tensor, value: Tensor, received: Tensor | None, expected: Tensor | None) -> None:
         """Replace what the cache holds; gradients do not flow through it."""
-        self.key, self.value = key.detach(), value.detach()
+        first = self.grows and self.key is None  # then these are the caller's tensors, who may write to them again
+        self.key, self.value = (x.detach().clone() if first else x.detach() for x in (key, value))
         self.received = None if received is None else received.detach()
         self.expected = None if expected is None else expected.detach()
 
@@ -140,7 +141,16 @@ class SinkhornCache:
 
     def reorder(self, index: Tensor) -> None:
         """Take these samples of the batch, the first axis, as beam search does."""
-        for layer in (*self.layers, *self.cross_layers):
+        if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
+            got = f"{index.dtype} {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+            raise TypeError(f"SinkhornCache.reorder: index must be a tensor of whole numbers (batch,); got {got}.")
+        layers = [layer for layer in (*self.layers, *self.cross_layers) if layer.key is not None]
+        for layer in layers:
+            if layer.key is not None and layer.key.dim() < 3:
+                raise ValueError(
+                    f"SinkhornCache.reorder: the cache holds keys {tuple(layer.key.shape)}, which have no batch axis."
+                )
+        for layer in layers:
             layer.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
 
     def reset(self) -> None:

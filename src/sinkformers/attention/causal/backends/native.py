@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from sinkformers.attention.backends.native import arguments_of, gradients_by_kernels, unread_tensors
+from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.causal.backends import torch as in_torch
 from sinkformers.attention.causal.call import CausalAttentionCall, CausalAttentionResult
-from sinkformers.attention.causal.rows import expected_in, sums_before, valid_rows
+from sinkformers.attention.causal.rows import expected_in, sums_before
+from sinkformers.attention.causal.visible import tokens_that_count, valid_rows
 from sinkformers.core.arguments import with_rank
 from sinkformers.core.backend import Backend
 from sinkformers.core.backends.native import missing_warning, why_not_on
@@ -88,13 +90,21 @@ class Native(Backend):
         return found
 
 
+def _tokens(call: CausalAttentionCall) -> AttentionCall:
+    """The call of plain attention, whose token masks name all tokens that take no part, so that they are not read."""
+    rank, (queries, keys) = call.query.dim() - 1, tokens_that_count(call)
+    if queries is None or keys is None:
+        return call.attention()
+    return call.attention().change(queries=with_rank(queries, rank), keys=with_rank(keys, rank))
+
+
 def _arguments(call: CausalAttentionCall) -> tuple[dict[str, Any], Tensor | None]:
     """The arguments of the kernels; and what uniform attention gives each key in all (…, m), where it is known here.
 
     Without masks of entries the kernels count the keys that each query sees. Otherwise they are given what uniform
     attention under the mask would have given by each row.
     """
-    tokens, after = call.attention(), None
+    tokens, after = _tokens(call), None
     given = {
         name: part for name, part in (("received", call.received), ("expected", call.expected)) if part is not None
     }
