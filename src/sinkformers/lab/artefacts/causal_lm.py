@@ -32,7 +32,8 @@ SMALL = LanguageConfig(
     dim=128,
     depth=3,
     heads=4,
-    hidden=512,
+    hidden=256,
+    tested=384,
 )
 RECALL = replace(
     SMALL,
