@@ -1,11 +1,11 @@
-"""`sinkformers predict`: the predictions of a trained run for shapes, reviews or sentences."""
+"""`sinkformers predict`: the answers of a trained run to shapes, reviews, sentences or prompts."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sinkformers.lab.inference.page import Shown
     from sinkformers.lab.inference.texts import Judge, Translate
     from sinkformers.lab.inference.trained import TrainedRun
+    from sinkformers.lab.inference.writing import Write
 
 BATCH = 32  # lines of a file
 
@@ -49,12 +50,17 @@ def predict(
         int | None, typer.Option(help="Draw the attention that this point of a shape receives.", metavar="K")
     ] = None,
     top: Annotated[int, typer.Option(help="The number of classes to print for a shape.", min=1)] = 5,
+    tokens: Annotated[int, typer.Option(help="The number of bytes that a language model writes.", min=1)] = 120,
+    temperature: Annotated[
+        float, typer.Option(help="Of a language model: 0 takes the likeliest byte each time.", min=0)
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of the random numbers of a language model.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="The folder for pictures and page.", metavar="DIR")] = Path("predictions"),
 ) -> None:
-    """Classify a shape or a review, or translate a sentence."""
+    """Classify a shape or a review, translate a sentence, or continue a text."""
     need("predictions", ("accelerate", "safetensors"), "experiments")
     from sinkformers.lab.inference.trained import open_run
-    from sinkformers.lab.tasks.config import PointConfig, TextConfig, TranslationConfig
+    from sinkformers.lab.tasks.config import LanguageConfig, PointConfig, TextConfig, TranslationConfig
 
     trained = open_run(run)
     if isinstance(trained.config, PointConfig):
@@ -65,6 +71,11 @@ def predict(
         if point is not None:
             refuse("--point is for shapes; leave it out.")
         shown = _texts(trained, inputs or [], file, layer, draw is True)
+    elif isinstance(trained.config, LanguageConfig):
+        if point is not None or layer is not None or draw is True:
+            refuse("--point, --layer and --draw are for other models; leave them out to continue a text.")
+        _continue(trained, inputs or [], file, most=tokens, temperature=temperature, seed=seed)
+        shown = []
     else:
         refuse(f"{trained.name} is a model of images; predict supports shapes and texts only.")
     if shown:
@@ -106,24 +117,39 @@ def _shapes(
 def _texts(run: TrainedRun, inputs: list[str], file: Path | None, layer: str | None, draw: bool) -> list[Shown]:
     from sinkformers.lab.tasks.config import TextConfig
 
-    if inputs and file is not None:
-        refuse("give texts as INPUT or with --file, not both.")
     if layer is not None and not draw:
         refuse("--layer is for pictures; add --draw.")
-    file = None if str(file) == "-" else file
-    with _open(file) as source:
-        lines = _arguments(inputs) or _lines(source, "standard input" if file is None else str(file))
+    with _read(inputs, file) as (lines, batch):
         from sinkformers.lab.inference.texts import Judge, Translate
 
         answer = Judge(run) if isinstance(run.config, TextConfig) else Translate(run)
         if layer is not None:
             answer.attention("a", layer)  # refuses an unknown layer before anything is answered
-        return _answer(answer, iter(lines), 1 if not inputs and file is None else BATCH, layer, draw)
+        answered = _answer(answer, lines, batch)
+        return [_drawn(answer, line, found, layer) for line, found in answered if draw and found]
 
 
-def _answer(answer: Judge | Translate, lines: Iterator[str], batch: int, layer: str | None, draw: bool) -> list[Shown]:
-    """Print the answers to `lines`, `batch` lines at a time, and return what is to be drawn."""
-    shown: list[Shown] = []
+def _continue(run: TrainedRun, inputs: list[str], file: Path | None, **options: Any) -> None:
+    with _read(inputs, file) as (lines, batch):
+        from sinkformers.lab.inference.writing import Write
+
+        for _ in _answer(Write(run, **options), lines, batch):
+            pass
+
+
+@contextmanager
+def _read(inputs: list[str], file: Path | None) -> Iterator[tuple[Iterator[str], int]]:
+    """Yield the texts, and how many of them are answered at a time: one by one where they arrive so."""
+    if inputs and file is not None:
+        refuse("give texts as INPUT or with --file, not both.")
+    file = None if str(file) == "-" else file
+    with _open(file) as source:
+        lines = _arguments(inputs) or _lines(source, "standard input" if file is None else str(file))
+        yield iter(lines), 1 if not inputs and file is None else BATCH
+
+
+def _answer(answer: Judge | Translate | Write, lines: Iterator[str], batch: int) -> Iterator[tuple[str, str]]:
+    """Print the answers to `lines`, `batch` lines at a time, and yield each line with its answer."""
     warned: set[str] = set()
     while some := list(islice(lines, batch)):
         for warning in answer.doubts(some):
@@ -134,9 +160,7 @@ def _answer(answer: Judge | Translate, lines: Iterator[str], batch: int, layer: 
         for line in some:  # an empty line has an empty answer, so that input and output have the same lines
             found = next(answers) if line.strip() else ""
             _print(found)
-            if draw and found:
-                shown.append(_drawn(answer, line, found, layer))
-    return shown
+            yield line, found
 
 
 def _drawn(answer: Judge | Translate, line: str, found: str, layer: str | None) -> Shown:

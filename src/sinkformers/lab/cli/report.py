@@ -80,6 +80,8 @@ def _print(summary: Summary) -> None:
         "all runs": tables.runs(summary),
         "time and attention": tables.costs(summary),
     }
+    if summary.artefact.equal_time:
+        printed["after equal seconds"] = tables.equal_time(summary)
     for title, table in printed.items():
         if table.rows and len(table.headings) > 1:
             console.print(tables.terminal(table, title))

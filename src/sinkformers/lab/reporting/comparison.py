@@ -10,6 +10,8 @@ from typing import Any
 
 from sinkformers.lab.artefacts.artefact import Record
 
+OF_COLUMN_STEPS = ("tau", "causal")  # settings without an effect on SoftMax, which has no column steps
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -34,6 +36,18 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
     return list(found.values())
 
 
+def with_softmax(found: Iterable[Comparison]) -> list[Comparison]:
+    """Add to comparisons without a SoftMax side that of the comparison which differs in column steps only."""
+    found = list(found)
+    softmax = {softmax_key(each.settings): each.sides[1] for each in found if 1 in each.sides}
+    return [
+        each
+        if 1 in each.sides or softmax_key(each.settings) not in softmax
+        else Comparison(each.settings, {1: softmax[softmax_key(each.settings)], **each.sides})
+        for each in found
+    ]
+
+
 def others(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without n_iters."""
     return {name: value for name, value in settings.items() if name != "n_iters"}
@@ -42,6 +56,11 @@ def others(settings: Mapping[str, Any]) -> dict[str, Any]:
 def key(settings: Mapping[str, Any]) -> str:
     """Return a key that is equal for arms that can be compared."""
     return json.dumps(others(settings), sort_keys=True)
+
+
+def softmax_key(settings: Mapping[str, Any]) -> str:
+    """Return a key that is equal for an arm and the SoftMax arm that it is compared with."""
+    return key({name: value for name, value in settings.items() if name not in OF_COLUMN_STEPS})
 
 
 def order(record: Record) -> tuple[bool, list[Any], int | float]:

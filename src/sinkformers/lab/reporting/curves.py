@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.artefacts.artefact import ExperimentError, Record
-from sinkformers.lab.reporting.comparison import comparisons, side
+from sinkformers.lab.reporting.comparison import comparisons, side, with_softmax
 from sinkformers.lab.reporting.metrics import METRICS
 from sinkformers.lab.reporting.panels import (
     INK,
@@ -48,7 +48,7 @@ def learning(records: Sequence[Record]) -> Figure:
     shown = [(split, metric) for split, metric in curves if _measured(records, _reader(split, metric.name))]
     if not shown:
         raise ExperimentError("no run holds a metric by epoch.")
-    compared = comparisons(records)
+    compared = with_softmax(comparisons(records))
     counts = [n_iters for comparison in compared for n_iters in comparison.sides]
     colour = colours(counts)
     figure, rows = grid(len(compared), len(shown))

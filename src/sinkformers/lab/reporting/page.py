@@ -43,6 +43,7 @@ class Section:
     results: tables.Table
     trend: str
     costs: tables.Table
+    equal_time: tables.Table | None  # where the artefact asks for it
     columns: tables.Table
     runs: tables.Table
     layers: tables.Table
@@ -73,6 +74,7 @@ def _section(summary: Summary, out: Path) -> Section:
         tables.results(summary),
         words.trend(summary),
         tables.costs(summary),
+        tables.equal_time(summary) if summary.artefact.equal_time else None,
         tables.columns(summary),
         tables.runs(summary),
         tables.layers(summary),
@@ -98,6 +100,7 @@ def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
 
 
 def _markdown(section: Section) -> str:
-    printed = [tables.markdown(table) for table in (section.results, section.runs, section.costs) if table.rows]
+    shown = (section.results, section.runs, section.costs, section.equal_time)
+    printed = [tables.markdown(table) for table in shown if table is not None and table.rows]
     parts = [section.finding, *section.notes, *printed]
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -109,16 +109,17 @@ def overhead(softmax: Sequence[Record], sinkformer: Sequence[Record]) -> float |
     If both were timed in several environments, the median of the ratios is returned.
     """
     ratios = []
-    for place in {_environment(run) for run in softmax} & {_environment(run) for run in sinkformer}:
+    for place in {environment(run) for run in softmax} & {environment(run) for run in sinkformer}:
         ours, theirs = (
-            seconds_per_epoch(run for run in runs if _environment(run) == place) for runs in (sinkformer, softmax)
+            seconds_per_epoch(run for run in runs if environment(run) == place) for runs in (sinkformer, softmax)
         )
         if ours and theirs:
             ratios.append(ours / theirs)
     return statistics.median(ratios) if ratios else None
 
 
-def _environment(run: Record) -> str:
+def environment(run: Record) -> str:
+    """Return where a run was timed, as a key."""
     return repr([run.run.get(name) for name in ENVIRONMENT])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sinkformers.lab.artefacts.artefact import Artefact, ExperimentError, Preset, Record
-from sinkformers.lab.reporting.comparison import key
+from sinkformers.lab.reporting.comparison import key, softmax_key
 from sinkformers.lab.reporting.metrics import Metric, metric_named
 from sinkformers.lab.reporting.records import Found, Unfinished, run_key
 from sinkformers.lab.reporting.rows import Row, overhead, row
@@ -39,12 +39,12 @@ class Summary:
 
     @property
     def pairs(self) -> list[tuple[Row, Row]]:
-        """Pairs of a SoftMax arm and a Sinkformer arm whose other settings are equal."""
-        softmax = {key(each.settings): each for each in self.rows if each.n_iters == 1}
+        """Pairs of a SoftMax arm and a Sinkformer arm whose other settings are equal, but those of column steps."""
+        softmax = {softmax_key(each.settings): each for each in self.rows if each.n_iters == 1}
         return [
-            (softmax[key(each.settings)], each)
+            (softmax[softmax_key(each.settings)], each)
             for each in self.rows
-            if each.n_iters != 1 and key(each.settings) in softmax
+            if each.n_iters != 1 and softmax_key(each.settings) in softmax
         ]
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.lab.reporting.comparison import describe, key, others, side
+from sinkformers.lab.reporting.equal_time import readings
 from sinkformers.lab.reporting.records import configs
 from sinkformers.lab.reporting.summary import Summary
 from sinkformers.lab.reporting.words import paper_numbers
@@ -57,6 +58,23 @@ def costs(summary: Summary) -> Table:
             "marginal error": [_or_nothing(row.error, ".2g") for row in summary.rows],
         }
     )
+
+
+def equal_time(summary: Summary) -> Table:
+    """Return what pairs of arms have reached after equal seconds of training: one row per Sinkformer arm."""
+    text = summary.metric.text
+    rows = (
+        (
+            each.arm,
+            each.softmax_arm,
+            f"{each.seconds:.3g}",
+            text(each.sinkformer),
+            text(each.softmax),
+            f"{each.ahead} of {each.seeds}",
+        )
+        for each in readings(summary)
+    )
+    return Table(("arm", "against", "seconds", "arm at that time", "SoftMax at that time", "seeds ahead"), tuple(rows))
 
 
 def columns(summary: Summary) -> Table:

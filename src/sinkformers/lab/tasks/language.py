@@ -145,5 +145,6 @@ class RecallTask(LanguageTask):
 def _stream(texts: Sequence[str]) -> Tensor:
     """Return all texts as one sequence of bytes, uint8."""
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(ORDER_SEED)).tolist()
-    joined = BETWEEN.join(texts[index].replace("<br />", "\n").encode() for index in order)
+    plain = [text.replace("<br />", "\n").encode() for text in texts]
+    joined = BETWEEN.join(plain[index] for index in order)
     return torch.frombuffer(bytearray(joined), dtype=torch.uint8)
