@@ -1,4 +1,4 @@
-"""The translation model: a plain computation, causality, padding without effect, and conversion of the encoder only."""
+"""The translation model: a plain computation, causality, padding without effect, and which attentions use Sinkhorn."""
 
 import pytest
 import torch
@@ -19,6 +19,9 @@ SMALL = {
     "hidden": 17,
 }
 EXACT = rounding(4096, size=2)  # two small layers in float64, logits of up to 2: 2e-12
+
+
+CAUSAL = [None, "streaming"]  # SoftMax in the decoder, or rows in order
 
 
 def translator(**changes):
@@ -70,8 +73,9 @@ def test_the_decoder_computes_what_its_docstring_says(norm):
 
 
 @pytest.mark.parametrize("parts", [(1, 1, 1, 1, 1), (2, 3), (4, 1), (1, 4)])
-def test_decoding_token_by_token_equals_decoding_at_once(parts):
-    model, (source, mask, target) = translator(n_iters=3), batch()
+@pytest.mark.parametrize("causal", CAUSAL)
+def test_decoding_token_by_token_equals_decoding_at_once(parts, causal):
+    model, (source, mask, target) = translator(n_iters=3, causal=causal), batch()
     state, logits = model.begin(source, mask), []
     for part in target.split(parts, 1):
         some, state = model.follow(part, state)
@@ -80,8 +84,9 @@ def test_decoding_token_by_token_equals_decoding_at_once(parts):
     torch.testing.assert_close(torch.cat(logits, 1), model(source, mask, target), **EXACT)
 
 
-def test_no_position_depends_on_a_later_one():
-    model, (source, mask, target) = translator(n_iters=3), batch()
+@pytest.mark.parametrize("causal", CAUSAL)
+def test_no_position_depends_on_a_later_one(causal):
+    model, (source, mask, target) = translator(n_iters=3, causal=causal), batch()
     embedded = model.target(target).detach().requires_grad_()
     model.target.register_forward_hook(lambda *_: embedded)
     for place in range(5):
@@ -90,9 +95,10 @@ def test_no_position_depends_on_a_later_one():
         assert gradient[:, : place + 1].abs().sum((0, 2)).ne(0).all()
 
 
+@pytest.mark.parametrize("causal", CAUSAL)
 @pytest.mark.parametrize("n_iters", [1, 3])
-def test_padding_of_a_source_changes_no_logit(n_iters):
-    model, (source, mask, target) = translator(n_iters=n_iters), batch()
+def test_padding_of_a_source_changes_no_logit(n_iters, causal):
+    model, (source, mask, target) = translator(n_iters=n_iters, causal=causal), batch()
     logits = model(source, mask, target)
     for row, length in enumerate((11, 4, 7)):
         one = slice(row, row + 1)
@@ -105,6 +111,50 @@ def test_later_tokens_of_a_target_change_no_logit():
     model, (source, mask, target) = translator(), batch()
     longer = torch.cat([target, torch.randint(19, (3, 4))], 1)
     torch.testing.assert_close(model(source, mask, longer)[:, :5], model(source, mask, target), **EXACT)
+
+
+def in_order(query, key, value, allowed):
+    """Streaming attention with three normalisations, as its definition says: queries one after the other."""
+    scores = (query @ key.mT / 4**0.5).exp().masked_fill(~allowed, 0.0)
+    received, expected, rows = torch.zeros_like(scores[..., 0, :]), torch.zeros_like(scores[..., 0, :]), []
+    for row, seen in zip(scores.unbind(-2), allowed.expand(scores.shape).unbind(-2), strict=True):
+        received = received + row / row.sum(-1, keepdim=True)
+        expected = expected + seen.double() / seen.sum(-1, keepdim=True)
+        balanced = torch.where(seen, row * expected / received.where(seen, 1.0), 0.0)
+        rows.append(balanced / balanced.sum(-1, keepdim=True))
+    return (torch.stack(rows, -2) @ value).transpose(1, 2).flatten(2)
+
+
+def test_streaming_attentions_follow_their_definition():
+    model, (_, mask, _) = translator(n_iters=3, causal="streaming"), batch()
+    x, memory = torch.randn(3, 5, 12, dtype=torch.float64), torch.randn(3, 11, 12, dtype=torch.float64)
+    layer = model.decoder.layers[0]
+    heads = map(plain_heads, layer.attention.project(x).chunk(3, -1))
+    expected = layer.attention.out(in_order(*heads, torch.ones(5, 5, dtype=torch.bool).tril()))
+    torch.testing.assert_close(layer.attention(x), expected, **EXACT)
+    heads = map(plain_heads, (layer.cross.query(x), *layer.cross.source(memory).chunk(2, -1)))
+    expected = layer.cross.out(in_order(*heads, mask[:, None, None]))
+    torch.testing.assert_close(layer.cross(x, layer.cross.remember(memory), mask), expected, **EXACT)
+
+
+def test_all_definitions_have_the_same_parameters():
+    softmax, streaming, inputs = translator(n_iters=1), translator(n_iters=1, causal="streaming"), batch()
+    streaming.load_state_dict(softmax.state_dict())
+    assert torch.equal(softmax(*inputs), streaming(*inputs))
+    three = translator(n_iters=3, causal="streaming")
+    three.load_state_dict(softmax.state_dict())
+    encoder = translator(n_iters=3)
+    encoder.load_state_dict(softmax.state_dict())
+    assert not torch.allclose(three(*inputs), encoder(*inputs))
+    with pytest.raises(ValueError, match='causal must be None, for SoftMax in the decoder, or "streaming"; got \'pref'):
+        translator(causal="prefix")
+
+
+def test_a_state_can_be_continued_twice():
+    model, (source, mask, target) = translator(n_iters=3, causal="streaming"), batch()
+    state = model.follow(target[:, :2], model.begin(source, mask))[1]
+    first, second = (model.follow(target[:, 2:], state)[0] for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_only_the_encoder_is_converted():
