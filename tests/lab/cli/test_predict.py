@@ -314,3 +314,38 @@ def test_damaged_records_and_vocabularies_are_refused(tmp_path):
     for config in ({**metrics["config"], "recipe": {"pace": 3}}, None):
         (folder / "metrics.json").write_text(json.dumps({**metrics, "config": config}))
         assert "holds no configuration that this version can read" in refused(invoke(folder, "a"))
+
+
+@pytest.mark.parametrize("arm", ["rotary-n-3", "rotary-tau-learned-n-3", "rotary-prefix-n-3"])
+def test_a_language_model_continues_prompts(tmp_path, arm):
+    folder, model = write_untrained(tmp_path, "causal-lm", arm)
+    result = invoke(folder, "Once", "", "Üb", "--tokens", 9, "--temperature", 0)
+    assert result.exit_code == 0, result.output
+    expected = []
+    for prompt in ("Once", "Üb"):
+        tokens = torch.tensor([list(prompt.encode())])
+        for _ in range(9):
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+        text = bytes(tokens[0, len(prompt.encode()) :].tolist()).decode("utf-8", "replace")
+        expected.append(prompt + " ".join(text.splitlines()))
+    assert result.stdout == f"{expected[0]}\n\n{expected[1]}\n"
+
+
+def test_drawn_texts_follow_their_seed_and_fit_into_the_context(tmp_path):
+    folder, model = write_untrained(tmp_path, "causal-lm", "rotary-n-1")
+    first, second, third = (invoke(folder, "Once", "--seed", seed).stdout for seed in (1, 1, 2))
+    assert first == second != third
+    result = invoke(folder, "a" * 70, "--tokens", 500, "--temperature", 0)
+    assert "the last 32 bytes of a prompt are read, and some have more" in result.stderr
+    assert result.stdout.startswith("a" * 70)
+    assert len(result.stdout.encode()) >= 70 + model.length - 32
+
+
+def test_language_models_draw_nothing_and_recall_writes_no_text(tmp_path):
+    folder, _ = write_untrained(tmp_path, "causal-lm", "rotary-n-1")
+    assert refused(invoke(folder, "Once", "--draw")).startswith("--point, --layer and --draw are for other models")
+    metrics = record_json.loads((folder / "metrics.json").read_text())
+    metrics["config"]["pairs"] = 5
+    (folder / "metrics.json").write_text(record_json.dumps(metrics))
+    result = invoke(folder, "Once")
+    assert "is a model of associative recall, which writes no text" in str(result.exception) + result.stderr
