@@ -26,6 +26,7 @@ from sinkformers.conversion.settings import LEARNED, Settings, check, saved_iter
 
 NAME = "sinkhorn"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
+_KEYS = {"n_iters", "tau", "allow_one_way_mask", "causal", "modules"}  # of config.sinkhorn
 _CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask"}
 
 
@@ -161,15 +162,16 @@ def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
 
 
 def _as_dict(settings: Settings) -> dict[str, Any]:
-    allowed = {"allow_one_way_mask": True} if settings.allow_one_way_mask else {}
-    return {"n_iters": saved_iterations(settings.n_iters), "tau": settings.tau, **allowed}
+    optional = {"allow_one_way_mask": settings.allow_one_way_mask, "causal": settings.causal}
+    shown = {name: value for name, value in optional.items() if value}
+    return {"n_iters": saved_iterations(settings.n_iters), "tau": settings.tau, **shown}
 
 
 def from_config(config: Any) -> Settings:
     """Return the settings in `config.sinkhorn`, which apply to all attention of the model."""
     stored = getattr(config, "sinkhorn", None)
     stored = {} if stored is None else stored
-    if not isinstance(stored, dict) or not set(stored) <= {"n_iters", "tau", "allow_one_way_mask", "modules"}:
+    if not isinstance(stored, dict) or not set(stored) <= _KEYS:
         raise ValueError(
             'sinkformers: config.sinkhorn must be a dictionary like {"n_iters": 3, "tau": 1.0}; '
             f"got {stored!r}. Remove other keys."
@@ -180,8 +182,8 @@ def from_config(config: Any) -> Settings:
             'whole model cannot use. Load it without attn_implementation="sinkhorn", then: for name, settings in '
             'config.sinkhorn["modules"].items(): to_sinkformer(model, **settings, select=name).'
         )
-    allowed = stored.get("allow_one_way_mask", False)
-    settings = check("config.sinkhorn", stored.get("n_iters", 3), stored.get("tau", 1.0), allowed)
+    optional = (stored.get("allow_one_way_mask", False), stored.get("causal"))
+    settings = check("config.sinkhorn", stored.get("n_iters", 3), stored.get("tau", 1.0), *optional)
     if settings.tau == LEARNED:
         raise ValueError(
             'sinkformers: config.sinkhorn says tau="learned", which needs parameters that attn_implementation='

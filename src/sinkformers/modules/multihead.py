@@ -58,6 +58,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     tau: float | Tensor
     allow_one_way_mask: bool = False
+    causal: str | None = None
     _one_way_caller = CALLER
     _one_way_remedy = "Take n_iters=1 or tau=0, which is SoftMax, or build the module with allow_one_way_mask=True."
 
@@ -110,7 +111,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """
         if is_causal and attn_mask is None:
             raise ValueError(f"{CALLER}: is_causal is a hint that attn_mask is causal; got no attn_mask. Pass both.")
-        any_mask = self.allow_one_way_mask or self.n_iters == 1 or (isinstance(self.tau, float) and self.tau == 0)
+        any_mask = self.allow_one_way_mask or self.causal is not None or self._is_softmax()
         if is_causal and not any_mask:
             refuse_causal(CALLER)
         ignored = as_ignored(key_padding_mask)
@@ -157,6 +158,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if need_weights:
             return attention_with_weights(query, key, value, mask, dropout, **options)
         return sinkhorn_attention(query, key, value, mask, dropout, **options), None
+
+    def _is_softmax(self) -> bool:
+        return self.n_iters == 1 or (isinstance(self.tau, float) and self.tau == 0)
 
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding: Tensor | None, query_padding: Tensor | None
