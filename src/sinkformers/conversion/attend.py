@@ -80,7 +80,7 @@ def attend(
 def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
     """Return the weights for self-attention scores (…, n, m), in place of a model's own call of SoftMax."""
     n, m = scores.shape[-2:]
-    mask = _allowed(scores)
+    mask = allowed(scores)
     if settings.causal is not None:
         return _normalise_in_order(module, settings, scores, mask)
     _warn_of_single_query(module, settings, n, m)
@@ -145,10 +145,10 @@ def self_attention_masks(mask: Tensor | None, query: Tensor, key: Tensor) -> dic
     if mask.dtype == torch.bool and n > 1 and _has_equal_rows(mask):
         keys = mask[..., 0, :]
         return {"query_mask": keys if square else None, "key_mask": keys}
-    return {"attn_mask": mask, "query_mask": _allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
+    return {"attn_mask": mask, "query_mask": allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
 
 
-def _allowed(mask: Tensor) -> Tensor:
+def allowed(mask: Tensor) -> Tensor:
     """Return where a mask, a bias or scores allow attention; the lowest finite numbers count as minus infinity."""
     return mask if mask.dtype == torch.bool else mask.detach() > masked_bias(mask.dtype)
 
