@@ -128,7 +128,6 @@ def test_attention_outside_the_registry_loaded_by_name_is_softmax_and_our_functi
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"softcap": 30.0}, NotImplementedError, "asks for softcap"),
         ({"s_aux": torch.ones(3)}, NotImplementedError, "asks for s_aux"),
         ({"is_causal": True}, NotImplementedError, "is_causal=True.*later tokens"),
     ],

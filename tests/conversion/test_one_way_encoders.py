@@ -44,6 +44,13 @@ STREAMS = {
 }
 
 
+def sharpen(model):
+    """Initialise a model so that its attention is far from uniform."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+
+
 def influence(model, sound, options):
     """Return by how much the last sample changes the third frame."""
     other = sound.clone()
@@ -55,9 +62,7 @@ def influence(model, sound, options):
 @pytest.mark.parametrize("name", STREAMS)
 def test_streaming_encoders_are_refused_because_outputs_would_depend_on_later_frames(name):
     model, sound, options = STREAMS[name]()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.3)
+    sharpen(model)
     model.set_attn_implementation("sdpa")
     model.double().eval()
     before = model(sound, **options).last_hidden_state

@@ -18,6 +18,7 @@ _POOLING = re.compile(r"attention_?pool|attn_?pool|simpool|pool(ing)?_?(head|att
 POOLING = "pools with few queries: a doubly stochastic matrix of one row is uniform, which is mean pooling"
 CAUSAL = "causal: a column sum runs over later queries, so earlier outputs would see the future"
 CROSS = "cross-attention of a decoder: a column sum runs over target positions, so earlier ones would see later ones"
+ASK = '; convert it with causal="streaming", which normalises rows in order'
 CONVERT = ""
 
 
@@ -56,7 +57,8 @@ class Adapter(NamedTuple):
     """How one family of attention modules is recognised, converted and restored."""
 
     name: str
-    # Returns None for a module of another family, CONVERT for bidirectional attention, or the reason not to convert.
+    # Returns None for a module of another family, CONVERT for bidirectional attention, or the reason not to convert:
+    # CAUSAL and CROSS for attention of decoders, which `converts_causal` adapters convert on request.
     recognise: Callable[[Place], str | None]
     # Converts a module that already has its settings; returns the second argument of `restore`.
     convert: Callable[[Place], Any]
@@ -65,6 +67,9 @@ class Adapter(NamedTuple):
     finish: Callable[[nn.Module], None] = lambda model: None
     # Returns the settings of a module that attends by Sinkhorn without having been converted.
     implied: Callable[[nn.Module], Settings | None] = lambda module: None
+    converts_causal: bool = False
+    # Whether the masks of a bidirectional module order its tokens, as in encoders that process a stream.
+    is_ordered: Callable[[Place], bool] = lambda place: False
 
 
 def is_pooling(place: Place) -> bool:

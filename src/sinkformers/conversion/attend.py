@@ -7,18 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkformers.attention import attention_with_weights, sinkhorn_attention
+from sinkformers.attention import CacheLayer, attention_with_weights, sinkhorn_attention
 from sinkformers.attention.functional import attention_with_evidence
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.attention.with_weights import attention_scores
+from sinkformers.conversion.in_order import WATCHER, attend_in_order
 from sinkformers.conversion.settings import Settings, is_softmax, tau_of
-from sinkformers.core import LimitInfo, checks, sinkhorn, sinkhorn_limit
+from sinkformers.core import LimitInfo, causal_sinkhorn, checks, sinkhorn, sinkhorn_limit
 from sinkformers.core.limit import HasEvidence
 from sinkformers.core.ranges import masked_bias
 
-WATCHER = "_sinkhorn_watcher"
 WARNED = "_sinkhorn_warned"  # set on a module after its warning, which is given once
-REMEDY = "Leave the module out with `select`, or convert it with allow_one_way_mask=True if that is meant."
+REMEDY = (
+    'Convert the module with causal="streaming" and a `select` that matches it, which normalises rows in order. Or '
+    "leave it out with `select`, or convert it with allow_one_way_mask=True if that is meant."
+)
 
 
 def attend(
@@ -36,15 +39,23 @@ def attend(
     key_mask: Tensor | None = None,
     need_weights: bool = False,
     allow_one_way_mask: bool = False,
+    is_causal: bool = False,
+    cache: CacheLayer | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output, and the weights if `need_weights`, of heads (batch, heads, n, d).
 
-    Masks are those of `sinkhorn_attention`.
+    Masks are those of `sinkhorn_attention`; `is_causal` and `cache` are for modules whose settings have `causal`.
     """
+    problem: dict[str, Any] = {"scale": scale, "query_mask": query_mask, "key_mask": key_mask}
+    if settings.causal is not None:
+        order: dict[str, Any] = {"enable_gqa": enable_gqa, "is_causal": is_causal, "cache": cache, **problem}
+        tokens = (query, key, value, attn_mask, dropout_p)
+        return attend_in_order(module, settings, *tokens, need_weights=need_weights, **order)
+    assert not is_causal
+    assert cache is None
     _warn_of_single_query(module, settings, query.shape[-2], key.shape[-2])
     if not allow_one_way_mask:
         _refuse_one_way(module, settings, attn_mask, query_mask, key_mask)
-    problem: dict[str, Any] = {"scale": scale, "query_mask": query_mask, "key_mask": key_mask}
     steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings)}
     options: dict[str, Any] = {**problem, **steps, "allow_one_way_mask": True}
     watcher = module.__dict__.get(WATCHER)
@@ -69,7 +80,9 @@ def attend(
 def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
     """Return the weights for self-attention scores (…, n, m), in place of a model's own call of SoftMax."""
     n, m = scores.shape[-2:]
-    mask = _allowed(scores)
+    mask = allowed(scores)
+    if settings.causal is not None:
+        return _normalise_in_order(module, settings, scores, mask)
     _warn_of_single_query(module, settings, n, m)
     _refuse_one_way(module, settings, mask)
     if n == m:
@@ -84,6 +97,28 @@ def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
                 info = _weights(scores, **steps)[1]
         watcher.record(weights.detach(), mask, None, None, info)
     return weights
+
+
+def _normalise_in_order(module: nn.Module, settings: Settings, scores: Tensor, mask: Tensor) -> Tensor:
+    refuse_unknown_cache(module, settings, *scores.shape[-2:])
+    steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings)}
+    n, m = scores.shape[-2:]
+    mask = mask & mask.any(-2)[..., None] if n == m else mask
+    weights = causal_sinkhorn(scores, mask=mask, **steps)
+    watcher = module.__dict__.get(WATCHER)
+    if watcher is not None:
+        watcher.record(weights.detach(), mask, None, None, in_order=True)
+    return weights
+
+
+def refuse_unknown_cache(module: nn.Module, settings: Settings, n: int, m: int) -> None:
+    """Raise if a causal module has fewer queries than keys, and what the keys have received is not known."""
+    if n != m and not is_softmax(settings):
+        raise NotImplementedError(
+            f"sinkformers: {type(module).__name__} normalises rows in order, and was called with {n} queries and {m} "
+            "keys. What the keys have received from earlier queries is not known here: pass all tokens at once, "
+            "without a cache of keys and values (use_cache=False, in many libraries)."
+        )
 
 
 def _weights(
@@ -110,10 +145,10 @@ def self_attention_masks(mask: Tensor | None, query: Tensor, key: Tensor) -> dic
     if mask.dtype == torch.bool and n > 1 and _has_equal_rows(mask):
         keys = mask[..., 0, :]
         return {"query_mask": keys if square else None, "key_mask": keys}
-    return {"attn_mask": mask, "query_mask": _allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
+    return {"attn_mask": mask, "query_mask": allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
 
 
-def _allowed(mask: Tensor) -> Tensor:
+def allowed(mask: Tensor) -> Tensor:
     """Return where a mask, a bias or scores allow attention; the lowest finite numbers count as minus infinity."""
     return mask if mask.dtype == torch.bool else mask.detach() > masked_bias(mask.dtype)
 

@@ -8,7 +8,16 @@ from torch import nn
 from sinkformers.conversion.adapter import CONVERT, UNDO, Place, initial_logits, undo_of
 from sinkformers.conversion.intercept import CALLS
 from sinkformers.conversion.report import Entry, Report
-from sinkformers.conversion.settings import PARAMETER, SETTINGS, check, check_tau, learns_tau, settings_of, with_tau
+from sinkformers.conversion.settings import (
+    PARAMETER,
+    SETTINGS,
+    Settings,
+    check,
+    check_tau,
+    learns_tau,
+    settings_of,
+    with_tau,
+)
 from sinkformers.conversion.survey import (
     ADAPTERS,
     UNKNOWN,
@@ -37,8 +46,11 @@ def to_sinkformer(
     select: Select = None,
     adapter: str | None = None,
     allow_one_way_mask: bool = False,
+    causal: str | None = None,
 ) -> Model:
-    """Convert a model's bidirectional self-attention from SoftMax to Sinkhorn, in place.
+    """Convert a model's bidirectional self-attention, and causal attention on request, from SoftMax to Sinkhorn.
+
+    The model is changed in place.
 
     Parameters stay the same objects and the state_dict keeps its keys, so optimisers, checkpoints and wrappers keep
     working. At `n_iters=1` the outputs are those of the original.
@@ -55,11 +67,16 @@ def to_sinkformer(
             `F.scaled_dot_product_attention` inside the selected modules, or inside those whose `forward` calls it.
         allow_one_way_mask: accept masks that order the tokens, as a causal one does. Converted modules refuse them
             otherwise, since outputs would depend on tokens that the mask hides. Attention that is known to be causal
-            stays SoftMax in any case.
+            is not converted by it.
+        causal: `"streaming"` converts causal attention and the cross-attention of decoders too, and encoders that
+            process a stream: rows are normalised in order, so that no output depends on a later query, as in
+            `causal_sinkhorn`. `n_iters` must then be odd. Bidirectional modules are converted plainly, unless `select`
+            matches nothing but those. Where a module is causal already, None keeps its definition.
 
     Returns:
         The model. `model.sinkformer_report` lists the modules that were converted, and those that were not, with the
-        reason. Causal attention, cross-attention of decoders and pooling with one query stay SoftMax.
+        reason. Pooling with one query stays SoftMax, and without `causal` so do causal attention and the
+        cross-attention of decoders.
 
     Examples:
         >>> import torch, sinkformers
@@ -70,17 +87,18 @@ def to_sinkformer(
           layers.0.self_attn [MultiheadAttention] Sinkhorn (torch.nn)
           layers.1.self_attn [MultiheadAttention] Sinkhorn (torch.nn)
     """
-    settings = check("to_sinkformer", n_iters, tau, allow_one_way_mask)
+    settings = check("to_sinkformer", n_iters, tau, allow_one_way_mask, causal)
     check_model("to_sinkformer", model)
     check_select("to_sinkformer", select)
     find_converted(model)  # modules that attend by Sinkhorn already become converted ones
-    findings = survey(model, adapter, select)
+    findings = survey(model, adapter, select, causal)
     chosen = [each for each in findings if each.verdict == CONVERT and matches(select, each.place)]
     if not chosen:
         raise ValueError(_nothing_to_convert(model, findings))
     logits = initial_logits("to_sinkformer", settings.tau, [each.place for each in chosen])
-    for each in chosen:
-        apply(each, settings, logits[id(each.place.module)])
+    each_settings = _settings_each(settings, chosen, named=select is not None)
+    for each, own in zip(chosen, each_settings, strict=True):
+        apply(each, own, logits[id(each.place.module)])
     model.__dict__[REPORT] = Report([_entry(each) for each in findings])
     _finish(model)
     return model
@@ -123,10 +141,10 @@ def set_n_iters(model: nn.Module, n_iters: int | float, *, select: Select = None
         Settings(n_iters=21, tau=1.0)
     """
     n_iters = checks.iterations("set_n_iters", n_iters)
-    for place in select_converted("set_n_iters", model, select):
-        settings = settings_of(place.module)
-        assert settings is not None
-        place.module.__dict__[SETTINGS] = replace(settings, n_iters=n_iters)
+    found = [(place.module, settings_of(place.module)) for place in select_converted("set_n_iters", model, select)]
+    changed = [(module, old.with_iterations("set_n_iters", n_iters)) for module, old in found if old is not None]
+    for module, settings in changed:  # all of them, or none if one is causal and the number is even
+        module.__dict__[SETTINGS] = settings
     _finish(model)
 
 
@@ -155,13 +173,30 @@ def set_tau(model: nn.Module, tau: float | str, *, select: Select = None) -> Non
     _finish(model)
 
 
+def _settings_each(settings: Settings, chosen: list[Finding], *, named: bool) -> list[Settings]:
+    """Return the settings of each module: `causal` is for those that are causal, or for all if `named` ones are not.
+
+    A module that is causal already keeps its definition where none is given.
+    """
+    for_all = named and not any(each.is_causal for each in chosen)
+    found = []
+    for each in chosen:
+        causal, old = settings.causal, settings_of(each.place.module)
+        if causal is None and old is not None:
+            causal = old.causal
+        own = replace(settings, causal=causal if each.is_causal or for_all else None)
+        found.append(own.with_iterations("to_sinkformer", own.n_iters))
+    return found
+
+
 def _entry(finding: Finding) -> Entry:
-    (name, module, _), row, verdict = finding
-    if settings_of(module) is None:
+    (name, module, _), row, verdict, _ = finding
+    settings = settings_of(module)
+    if settings is None:
         return Entry(name, type(module).__name__, None, verdict or "not selected")
     assert row is not None
     calls = module.__dict__.get(CALLS, {})
-    return Entry(name, undo_of(module).kind, row.name, "", _parameter(name, module), calls)
+    return Entry(name, undo_of(module).kind, row.name, "", _parameter(name, module), calls, settings.causal)
 
 
 def _parameter(name: str, module: nn.Module) -> str | None:

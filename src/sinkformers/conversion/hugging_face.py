@@ -7,6 +7,8 @@ its other modules work as before.
 
 import copy
 import functools
+import inspect
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -25,15 +27,18 @@ from sinkformers.conversion.adapter import (
 from sinkformers.conversion.settings import LEARNED, Settings, check, saved_iterations, settings_of
 
 NAME = "sinkhorn"
+CACHE_ARGUMENT = "past_key_values"
+PAST = "_sinkhorn_past"  # the cache of the current call of a module
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
+_KEYS = {"n_iters", "tau", "allow_one_way_mask", "causal", "modules"}  # of config.sinkhorn
 _CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask"}
 
 
 class Original:
-    """The configuration of a module before it was converted."""
+    """The configuration of a module before it was converted, and whether it is the cross-attention of a decoder."""
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
+    def __init__(self, config: Any, is_cross: bool) -> None:
+        self.config, self.is_cross = config, is_cross
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The process that unpickles a module may not have registered our attention function.
@@ -57,9 +62,24 @@ def stays_softmax(module: nn.Module) -> str | None:
 
 
 def _recognise(place: Place) -> str | None:
-    module, parent = place.module, place.parent
+    module: Any = place.module
     if _REGISTRY not in names_used(type(module)) or not hasattr(module, "config"):
         return None
+    reason = _of_decoder(place)
+    for feature in ("sinks",) if reason else ("sliding_window", "sinks"):
+        if getattr(module, feature, None) is not None:
+            return f"asks for {feature}, which Sinkhorn attention has no definition of"
+    if reason == CROSS and cache_position(type(module)) is None:
+        return "cross-attention that is not given the cache of the decoder: generation could not continue column sums"
+    if reason is None and is_pooling(place):
+        return POOLING
+    _renamed(module.config)  # raises, if it does, before anything is changed
+    return reason or CONVERT
+
+
+def _of_decoder(place: Place) -> str | None:
+    """Return CAUSAL or CROSS for attention of a decoder, or None."""
+    module, parent = place.module, place.parent
     reason = stays_softmax(module)
     if reason is not None:
         return reason
@@ -69,21 +89,41 @@ def _recognise(place: Place) -> str | None:
         used = names_used(type(around))
         if used & _CAUSAL_MASKS and "create_bidirectional_mask" not in used:
             return CAUSAL
-    for feature in ("sliding_window", "attn_logit_softcapping", "sinks"):
-        if getattr(module, feature, None) is not None:
-            return f"asks for {feature}, which Sinkhorn attention has no definition of"
-    if is_pooling(place):
-        return POOLING
-    _renamed(module.config)  # raises, if it does, before anything is changed
-    return CONVERT
+    return None
+
+
+def _is_ordered(place: Place) -> bool:
+    """Return whether a module is part of an encoder that processes a stream."""
+    return any("Streaming" in type(module).__name__ for module in (*place.ancestors, place.module))
 
 
 def _convert(place: Place) -> Original:
     _register()
-    original: Any = place.module.config
-    place.module.config = _renamed(original)
-    _show_settings(place.module)
-    return Original(original)
+    module, is_cross = place.module, _of_decoder(place) == CROSS
+    original: Any = module.config
+    module.config = _renamed(original)
+    _show_settings(module)
+    note = functools.partial(note_cache, cache_position(type(module)))
+    module.register_forward_pre_hook(note, with_kwargs=True)
+    return Original(original, is_cross)
+
+
+@functools.cache
+def cache_position(kind: type[nn.Module]) -> int | None:
+    """Return at which place, without `self`, the `forward` of a class takes the cache; None if it takes none."""
+    names = list(inspect.signature(kind.forward).parameters)
+    return names.index(CACHE_ARGUMENT) - 1 if CACHE_ARGUMENT in names else None
+
+
+def note_cache(position: int | None, module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Keep the cache that a module is given until it calls our attention function, which is not given it."""
+    past = kwargs.get(CACHE_ARGUMENT)
+    if past is None and position is not None and position < len(args):
+        past = args[position]
+    if past is not None:
+        module.__dict__[PAST] = past
+    elif PAST in module.__dict__:  # left there by a call that raised
+        del module.__dict__[PAST]
 
 
 def _renamed(config: Any) -> Any:
@@ -107,6 +147,9 @@ def _set_implementation(config: Any, name: str) -> None:
 def _restore(module: nn.Module, undo: Original) -> None:
     module.config = undo.config
     module.__dict__.pop("extra_repr", None)
+    for number, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, functools.partial) and hook.func is note_cache:
+            del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
 
 
 def _show_settings(module: nn.Module) -> None:
@@ -138,38 +181,47 @@ def _finish(model: nn.Module) -> None:
 
 
 def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
-    """Return `config.sinkhorn` for a model: one entry for all modules, or one per module if they differ."""
-    each: dict[str, Settings | None] = {}
+    """Return `config.sinkhorn` for a model: one entry for all modules, or one per module if they differ.
+
+    One entry is enough if `to_sinkformer` gives these settings to all modules.
+    """
+    each: dict[str, tuple[Settings | None, str, bool]] = {}
 
     def look(place: Place) -> None:
-        settings = settings_of(place.module)
-        if settings is not None and isinstance(undo_of(place.module).state, Original):
-            each[place.name] = settings
-        elif settings is None and _recognise(place) == CONVERT:
-            each[place.name] = None
+        settings, verdict = settings_of(place.module), _recognise(place)
+        converted = settings is not None and isinstance(undo_of(place.module).state, Original)
+        if converted or (settings is None and verdict in (CONVERT, CAUSAL, CROSS)):
+            assert verdict is not None
+            each[place.name] = settings, verdict, verdict != CONVERT or _is_ordered(place)
         for name, child in place.module.named_children():
             look(place.child(name, child))
 
     look(Place("", owner, ()))
-    modules = {name: _as_dict(settings) for name, settings in each.items() if settings is not None}
+    modules = {name: settings for name, (settings, _, _) in each.items() if settings is not None}
     if not modules:
         return None
     first = next(iter(modules.values()))
-    if len(modules) == len(each) and all(settings == first for settings in modules.values()):
-        return dict(first)
-    return {"modules": modules}
+    causal = next((settings.causal for settings in modules.values() if settings.causal is not None), None)
+    if all(
+        settings == replace(first, causal=causal if is_causal else None)
+        for settings, verdict, is_causal in each.values()
+        if verdict == CONVERT or causal is not None
+    ):
+        return _as_dict(replace(first, causal=causal))
+    return {"modules": {name: _as_dict(settings) for name, settings in modules.items()}}
 
 
 def _as_dict(settings: Settings) -> dict[str, Any]:
-    allowed = {"allow_one_way_mask": True} if settings.allow_one_way_mask else {}
-    return {"n_iters": saved_iterations(settings.n_iters), "tau": settings.tau, **allowed}
+    optional = {"allow_one_way_mask": settings.allow_one_way_mask, "causal": settings.causal}
+    shown = {name: value for name, value in optional.items() if value}
+    return {"n_iters": saved_iterations(settings.n_iters), "tau": settings.tau, **shown}
 
 
 def from_config(config: Any) -> Settings:
     """Return the settings in `config.sinkhorn`, which apply to all attention of the model."""
     stored = getattr(config, "sinkhorn", None)
     stored = {} if stored is None else stored
-    if not isinstance(stored, dict) or not set(stored) <= {"n_iters", "tau", "allow_one_way_mask", "modules"}:
+    if not isinstance(stored, dict) or not set(stored) <= _KEYS:
         raise ValueError(
             'sinkformers: config.sinkhorn must be a dictionary like {"n_iters": 3, "tau": 1.0}; '
             f"got {stored!r}. Remove other keys."
@@ -180,8 +232,8 @@ def from_config(config: Any) -> Settings:
             'whole model cannot use. Load it without attn_implementation="sinkhorn", then: for name, settings in '
             'config.sinkhorn["modules"].items(): to_sinkformer(model, **settings, select=name).'
         )
-    allowed = stored.get("allow_one_way_mask", False)
-    settings = check("config.sinkhorn", stored.get("n_iters", 3), stored.get("tau", 1.0), allowed)
+    optional = (stored.get("allow_one_way_mask", False), stored.get("causal"))
+    settings = check("config.sinkhorn", stored.get("n_iters", 3), stored.get("tau", 1.0), *optional)
     if settings.tau == LEARNED:
         raise ValueError(
             'sinkformers: config.sinkhorn says tau="learned", which needs parameters that attn_implementation='
@@ -192,7 +244,16 @@ def from_config(config: Any) -> Settings:
 
 def _implied(module: nn.Module) -> Settings | None:
     config: Any = module.config
-    return from_config(config) if config._attn_implementation == NAME else None
+    return replace(from_config(config), causal=None) if config._attn_implementation == NAME else None
 
 
-HUGGING_FACE = Adapter("transformers", _recognise, _convert, _restore, _finish, _implied)
+HUGGING_FACE = Adapter(
+    "transformers",
+    _recognise,
+    _convert,
+    _restore,
+    _finish,
+    _implied,
+    converts_causal=True,
+    is_ordered=_is_ordered,
+)

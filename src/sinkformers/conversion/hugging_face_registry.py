@@ -2,21 +2,23 @@
 
 import inspect
 import warnings
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from sinkformers.conversion.adapter import CAUSAL
-from sinkformers.conversion.attend import WARNED, attend, self_attention_masks
-from sinkformers.conversion.hugging_face import NAME, from_config, stays_softmax
-from sinkformers.conversion.settings import is_softmax, settings_of
+from sinkformers.conversion.adapter import CAUSAL, undo_of
+from sinkformers.conversion.attend import WARNED, attend, refuse_unknown_cache, self_attention_masks
+from sinkformers.conversion.hugging_face import NAME, PAST, from_config, stays_softmax
+from sinkformers.conversion.hugging_face_cache import CarriesSums, carrier
+from sinkformers.conversion.hugging_face_masks import as_four_axes, capped_scores, masks_in_order, with_bias
+from sinkformers.conversion.settings import Settings, is_softmax, settings_of
 
 # Arguments of attention functions that are not defined for Sinkhorn attention.
-_REFUSED = ("softcap", "s_aux", "sliding_window", "cu_seq_lens_q", "cache")
+_REFUSED = ("s_aux", "sliding_window", "cu_seq_lens_q", "cache")
 
 
 def register() -> None:
@@ -54,56 +56,98 @@ def sinkhorn_attention_forward(
     """
     settings = settings_of(module)
     if settings is None:
-        if is_causal or stays_softmax(module):
-            _refuse_or_warn(module, bool(is_causal) or stays_softmax(module) == CAUSAL)
+        settings = _settings_by_name(module, query, key, is_causal)
+        if settings is None:
             options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, **options)
-        settings = from_config(module.config)
-        if query.shape[-2] != key.shape[-2] and not is_softmax(settings):
-            raise ValueError(
-                f"sinkformers: {type(module).__name__} looks like cross-attention ({query.shape[-2]} queries, "
-                f'{key.shape[-2]} keys), and attn_implementation="{NAME}" is for self-attention. Load the model '
-                "without it, and choose with to_sinkformer(model, select=…)."
-            )
-    elif is_causal and not is_softmax(settings):
+    if is_causal and settings.causal is None and not is_softmax(settings):
         raise NotImplementedError(
             f"sinkformers: {type(module).__name__} was called with is_causal=True, where Sinkhorn would let earlier "
-            "outputs see later tokens. Leave it out with `select`."
+            'outputs see later tokens. Convert it with causal="streaming" and a `select` that matches it, or leave it '
+            "out with `select`."
         )
+    _refuse_features(module, settings, kwargs)
+    options: dict[str, Any]
+    if settings.causal is None:
+        options, layer = {**self_attention_masks(as_four_axes(attention_mask), query, key)}, None
+    else:
+        is_cross = undo_of(module).state.is_cross
+        is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and not is_cross
+        past = _given_cache(module)
+        if is_softmax(settings) and attention_mask is None and is_causal and getattr(past, "is_compileable", False):
+            n = query.shape[-2]  # static caches have room for later tokens, and no mask for the first
+            key, value = (x if n == 1 else x[..., :n, :] for x in (key, value))
+        options = masks_in_order(attention_mask, query, key, is_causal, is_cross, kwargs.get("sliding_window"))
+        if is_softmax(settings):  # nothing is counted, and static caches have keys after those of the queries
+            options.pop("query_mask", None)
+        layer = _find_sums(module, settings, past, query, key, is_cross)
+        options["cache"] = None if layer is None else layer.sums
+    grouped = key.shape[1] != query.shape[1]
+    if kwargs.get("softcap") is not None:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+        position_bias = capped_scores(query, key, scaling, kwargs["softcap"], position_bias)
+        # Scores are those that the bias says, with no features of queries and keys.
+        query, key, grouped = query[..., :0], key[..., :0], False
+    if position_bias is not None:
+        options = with_bias(options, position_bias, query, key)
+    options |= {"scale": scaling, "enable_gqa": grouped, "need_weights": bool(kwargs.get("output_attentions"))}
+    out, weights = attend(module, settings, query, key, value, dropout_p=dropout, **options)
+    if layer is not None:
+        layer.counted(query.shape[-2])
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _settings_by_name(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Settings | None:
+    """Return the settings of a module that was not converted, of a model loaded by our name; None for SoftMax."""
+    settings = from_config(module.config)
+    if settings.causal is not None and not is_softmax(settings):
+        raise ValueError(
+            f'sinkformers: config.sinkhorn says causal="{settings.causal}", which attention chosen by name for the '
+            "whole model cannot use, since it is not given the cache. Load the model without "
+            f'attn_implementation="{NAME}", then to_sinkformer(model, **model.config.sinkhorn).'
+        )
+    if is_causal or stays_softmax(module):
+        _refuse_or_warn(module, bool(is_causal) or stays_softmax(module) == CAUSAL)
+        return None
+    if query.shape[-2] != key.shape[-2] and not is_softmax(settings):
+        raise ValueError(
+            f"sinkformers: {type(module).__name__} looks like cross-attention ({query.shape[-2]} queries, "
+            f'{key.shape[-2]} keys), and attn_implementation="{NAME}" is for self-attention. Load the model '
+            "without it, and choose with to_sinkformer(model, select=…)."
+        )
+    return replace(settings, causal=None)
+
+
+def _refuse_features(module: nn.Module, settings: Settings, kwargs: dict[str, Any]) -> None:
     for name in _REFUSED:
-        if kwargs.get(name) is not None and not is_softmax(settings):
+        defined = name == "sliding_window" and settings.causal is not None
+        if kwargs.get(name) is not None and not defined and not is_softmax(settings):
             raise NotImplementedError(
                 f"sinkformers: {type(module).__name__} asks for {name}, which Sinkhorn attention has no definition of. "
                 "Load the model plainly: to_sinkformer(model) leaves such modules SoftMax, and says so."
             )
-    masks = self_attention_masks(_four_axes(attention_mask), query, key)
-    if position_bias is not None:
-        mask = masks.get("attn_mask")
-        if mask is None:
-            masks["attn_mask"] = position_bias
-        elif mask.dtype == torch.bool:
-            masks["attn_mask"] = position_bias.masked_fill(~mask, -torch.inf)
-        else:
-            masks["attn_mask"] = position_bias + mask
-    need_weights = bool(kwargs.get("output_attentions"))
-    options: dict[str, Any] = {"scale": scaling, "need_weights": need_weights, **masks}
-    options["enable_gqa"] = key.shape[1] != query.shape[1]
-    out, weights = attend(module, settings, query, key, value, dropout_p=dropout, **options)
-    return out.transpose(1, 2).contiguous(), weights
 
 
-def _four_axes(mask: Any) -> Tensor | None:
-    """Return a mask as (batch, heads or 1, n or 1, m); flash attention has masks (batch, m)."""
-    if mask is None:
+def _given_cache(module: nn.Module) -> Any:
+    """Return the cache that the module was given in this call, or None."""
+    past = module.__dict__.get(PAST)
+    if past is not None:
+        del module.__dict__[PAST]
+    return past
+
+
+def _find_sums(
+    module: nn.Module, settings: Settings, past: Any, query: Tensor, key: Tensor, is_cross: bool
+) -> CarriesSums | None:
+    """Return the layer of the cache that carries the module's column sums; None without a cache, or with SoftMax."""
+    if is_softmax(settings):
         return None
-    if not isinstance(mask, Tensor):
-        raise TypeError(
-            f"sinkformers: the attention mask must be a tensor; got {type(mask).__name__}. Load the model with "
-            'attn_implementation="sdpa" before converting it.'
-        )
-    if mask.dim() == 2:
-        return mask.bool()[:, None, None, :]
-    return mask if mask.is_floating_point() else mask.bool()
+    if past is not None:
+        return carrier(module, settings, past, query, key, is_cross=is_cross)
+    if not is_cross:
+        refuse_unknown_cache(module, settings, query.shape[-2], key.shape[-2])
+    return None
 
 
 def _refuse_or_warn(module: nn.Module, causal: bool) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sinkformers.conversion.adapter import Place
-from sinkformers.conversion.attend import attend, normalise, self_attention_masks
+from sinkformers.conversion.attend import attend, normalise, refuse_unknown_cache, self_attention_masks
 from sinkformers.conversion.settings import is_softmax, settings_of
 
 CALLS = "_sinkhorn_calls"  # number of intercepted calls by kind; the report shows this dictionary
@@ -106,13 +106,15 @@ def _attention(
     settings = settings_of(module)
     assert settings is not None
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    if is_causal and not is_softmax(settings):
+    if is_causal and settings.causal is None and not is_softmax(settings):
         _count(module, "causal call left SoftMax")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if query.is_nested:
         raise TypeError(f"sinkformers: {type(module).__name__} attends on nested tensors; pad them and pass a mask.")
     n, m = query.shape[-2], key.shape[-2]
     _count(module, "attention call" if n == m else "attention call with unequally many queries and keys")
+    if settings.causal is not None:
+        refuse_unknown_cache(module, settings, n, m)
     if is_causal:
         attn_mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril()
     options.update(self_attention_masks(attn_mask, query, key), dropout_p=dropout_p)

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sinkformers.attention import CacheLayer
 from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place
 from sinkformers.conversion.attend import WARNED, WATCHER, attend
 from sinkformers.conversion.settings import ReadsSettings, Settings
@@ -24,6 +25,22 @@ class SinkhornHeads(ReadsSettings, Heads):
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         options: dict[str, Any] = {"scale": self.scale, "query_mask": query_mask, "key_mask": key_mask}
+        return attend(self, self.sinkhorn, query, key, value, None, dropout, **options)[0]
+
+    def _attend_in_order(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        *,
+        triangle: bool,
+        cache: CacheLayer | None = None,
+    ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        options: dict[str, Any] = {"scale": self.scale, "query_mask": query_mask, "key_mask": key_mask}
+        options |= {"is_causal": triangle, "cache": cache}
         return attend(self, self.sinkhorn, query, key, value, None, dropout, **options)[0]
 
 

@@ -15,6 +15,7 @@ class Entry:
     reason: str  # why it stays SoftMax
     parameter: str | None = None  # the parameter that tau="learned" added
     calls: dict[str, int] = field(default_factory=dict)  # number of intercepted calls by kind
+    causal: str | None = None  # the definition of causal attention, where rows are normalised in order
 
     @property
     def title(self) -> str:
@@ -23,6 +24,8 @@ class Entry:
     def outcome(self) -> str:
         """Return in words what became of the module."""
         text = f"Sinkhorn ({self.adapter})" if self.adapter is not None else f"unchanged: {self.reason}"
+        if self.causal is not None:
+            text += f", causal: {self.causal}"
         if self.parameter is not None:
             text += f", learns {self.parameter}"
         if self.calls:

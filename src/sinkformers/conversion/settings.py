@@ -1,13 +1,14 @@
-"""The settings of a converted module: the number of iterations, and `tau`, from SoftMax (0) to Sinkhorn (1)."""
+"""The settings of a converted module: the number of iterations, `tau`, and the definition of causal attention."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sinkformers.core import checks
+from sinkformers.core.causal import DEFINITIONS, causal_iterations
 from sinkformers.modules.representation import describe
 
 LEARNED = "learned"
@@ -16,28 +17,53 @@ SETTINGS = "sinkhorn"  # the attribute of a converted module that holds its sett
 PARAMETER = "sinkhorn_tau"  # the parameter that tau="learned" adds to a module: one logit per head
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings:
     """The settings of one converted module, kept as its plain attribute `sinkhorn`."""
 
     n_iters: int | float = 3
     tau: float | str = 1.0
-    allow_one_way_mask: bool = field(default=False, repr=False)
+    allow_one_way_mask: bool = False
+    causal: str | None = None  # how rows are normalised in order; None where they are not
 
     def describe(self) -> str:
         """Return the settings as the `extra_repr` of a converted module shows them."""
-        return describe(n_iters=self.n_iters, tau=self.tau, allow_one_way_mask=self.allow_one_way_mask)
+        optional = {"allow_one_way_mask": self.allow_one_way_mask, "causal": self.causal}
+        return describe(n_iters=self.n_iters, tau=self.tau, **optional)
+
+    def __repr__(self) -> str:
+        return f"Settings({self.describe()})"
+
+    def with_iterations(self, caller: str, n_iters: int | float) -> "Settings":
+        """Return the settings with another number of iterations, which causal attention needs to be odd."""
+        return replace(self, n_iters=n_iters if self.causal is None else causal_iterations(caller, n_iters))
 
 
-def check(caller: str, n_iters: Any, tau: Any, allow_one_way_mask: Any = False) -> Settings:
+def check(caller: str, n_iters: Any, tau: Any, allow_one_way_mask: Any = False, causal: Any = None) -> Settings:
     """Return validated settings from a user's arguments or from a configuration file.
 
-    `n_iters` may be `"inf"`, as `saved_iterations` writes it.
+    `n_iters` may be `"inf"`, as `saved_iterations` writes it. With `causal` it must be odd where a module is causal,
+    which is not known here.
     """
     if not isinstance(allow_one_way_mask, bool):
         raise TypeError(f"{caller}: allow_one_way_mask must be True or False; got {allow_one_way_mask!r}.")
     n_iters = math.inf if isinstance(n_iters, str) and n_iters == LIMIT else n_iters
-    return Settings(checks.iterations(caller, n_iters), check_tau(caller, tau), allow_one_way_mask)
+    iterations, tau = checks.iterations(caller, n_iters), check_tau(caller, tau)
+    return Settings(iterations, tau, allow_one_way_mask, check_definition(caller, causal))
+
+
+def check_definition(caller: str, causal: Any) -> str | None:
+    """Return the definition of causal attention for a model that is converted, or None."""
+    if causal is None:
+        return None
+    checks.one_of(caller, "causal", causal, DEFINITIONS)
+    if causal == "prefix":
+        raise NotImplementedError(
+            f'{caller}: causal="prefix" is not available for converted models: it needs n_iters − 1 products of n×n '
+            'matrices per head, and has no cache, so that a model could not generate. Pass causal="streaming", or '
+            'call sinkhorn_attention(…, causal="prefix").'
+        )
+    return causal
 
 
 def saved_iterations(n_iters: int | float) -> int | str:
@@ -79,7 +105,7 @@ def learns_tau(module: nn.Module) -> bool:
 
 
 class ReadsSettings(nn.Module):
-    """A converted module of ours: its `n_iters`, `tau` and `allow_one_way_mask` are those of its settings."""
+    """A converted module of ours: its `n_iters`, `tau`, `causal` and `allow_one_way_mask` are those of its settings."""
 
     sinkhorn: Settings
 
@@ -95,8 +121,12 @@ class ReadsSettings(nn.Module):
     def allow_one_way_mask(self) -> bool:
         return self.sinkhorn.allow_one_way_mask
 
+    @property
+    def causal(self) -> str | None:
+        return self.sinkhorn.causal
+
     def _settings(self) -> dict[str, Any]:
-        return {"n_iters": self.sinkhorn.n_iters, "tau": self.sinkhorn.tau}
+        return {"n_iters": self.sinkhorn.n_iters, "tau": self.sinkhorn.tau, "causal": self.sinkhorn.causal}
 
 
 def is_softmax(settings: Settings) -> bool:

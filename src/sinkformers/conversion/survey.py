@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import CONVERT, UNDO, Adapter, Place, Undo, undo_of
+from sinkformers.conversion.adapter import ASK, CAUSAL, CONVERT, CROSS, UNDO, Adapter, Place, Undo, undo_of
 from sinkformers.conversion.hugging_face import HUGGING_FACE, NAME
 from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
 from sinkformers.conversion.own_models import OWN_MODELS
@@ -32,6 +32,7 @@ class Finding(NamedTuple):
     place: Place
     adapter: Adapter | None
     verdict: str  # CONVERT, or why the module stays as it is
+    is_causal: bool = False  # whether rows are normalised in order if the module is converted on request
 
 
 def check_model(caller: str, model: Any) -> None:
@@ -56,8 +57,11 @@ def adapter_of(module: nn.Module) -> Adapter:
     return ADAPTERS[undo_of(module).adapter]
 
 
-def survey(model: nn.Module, adapter: str | None, select: Select) -> list[Finding]:
-    """Return all attention modules, outermost first. Modules inside a recognised one are not searched."""
+def survey(model: nn.Module, adapter: str | None, select: Select, causal: str | None = None) -> list[Finding]:
+    """Return all attention modules, outermost first. Modules inside a recognised one are not searched.
+
+    With a definition for causal attention, that of decoders is to be converted too.
+    """
     if adapter is not None and adapter not in ADAPTERS:
         raise ValueError(
             f"to_sinkformer: adapter must be None or one of {', '.join(map(repr, ADAPTERS))}; got {adapter!r}."
@@ -66,7 +70,18 @@ def survey(model: nn.Module, adapter: str | None, select: Select) -> list[Findin
     picked = adapter in ON_REQUEST and select is not None
     findings: list[Finding] = []
     _search(Place("", model, ()), rows, select if picked else None, findings, set())
-    return findings
+    return [_on_request(finding, causal) for finding in findings]
+
+
+def _on_request(finding: Finding, causal: str | None) -> Finding:
+    """Return the finding with its verdict for causal attention, if there is a definition of that."""
+    place, row, verdict, _ = finding
+    if verdict in (CAUSAL, CROSS) and row is not None and row.converts_causal:
+        return Finding(place, row, verdict + ASK if causal is None else CONVERT, True)
+    settings = settings_of(place.module)
+    if verdict != CONVERT or row is None:
+        return finding
+    return finding._replace(is_causal=(settings is not None and settings.causal is not None) or row.is_ordered(place))
 
 
 def _search(place: Place, rows: list[Adapter], picked: Select, findings: list[Finding], seen: set[int]) -> bool:
@@ -119,7 +134,7 @@ def check_select(caller: str, select: object) -> None:
 
 def apply(finding: Finding, settings: Settings, logits: Tensor | None) -> None:
     """Convert one module, or change the settings of one that is converted."""
-    place, row, _ = finding
+    place, row = finding.place, finding.adapter
     assert row is not None
     assign(place.module, settings, logits)
     if UNDO not in place.module.__dict__:

@@ -38,12 +38,12 @@ def _recognise(place: Place) -> str | None:
     module, parent = place.module, place.parent
     if not isinstance(module, nn.MultiheadAttention):
         return None
-    if isinstance(parent, nn.TransformerDecoderLayer):
-        return CAUSAL if module is parent.self_attn else CROSS
     if isinstance(module, MultiheadAttention):
         return "a Sinkhorn module already: set its own n_iters and tau"
     if type(module) is not nn.MultiheadAttention:
         return f"{type(module).__name__} has a forward of its own, which replacing the class would lose"
+    if isinstance(parent, nn.TransformerDecoderLayer):
+        return CAUSAL if module is parent.self_attn else CROSS
     if is_pooling(place):
         return POOLING
     check_fused_kernel_is_off(module)
@@ -73,4 +73,4 @@ def _finish(model: nn.Module) -> None:
             encoder.use_nested_tensor = encoder.__dict__.pop(NESTED)
 
 
-TORCH = Adapter("torch.nn", _recognise, _convert, _restore, _finish)
+TORCH = Adapter("torch.nn", _recognise, _convert, _restore, _finish, converts_causal=True)

@@ -12,6 +12,7 @@ from sinkformers.conversion.attend import WATCHER
 from sinkformers.conversion.survey import Select, select_converted
 from sinkformers.conversion.tables import html_table, text_table
 from sinkformers.core import marginal_error
+from sinkformers.core.causal import expected_share
 from sinkformers.core.limit import HasEvidence
 
 HEADER = ("module", "largest column sum", "smallest column sum", "mean row entropy", "row error", "column error")
@@ -22,10 +23,10 @@ SEARCH = ("residual", "products")  # the largest, where a module has n_iters=mat
 class Call:
     """The weights (batch, heads, n, m) of one call of an attention module, before dropout, reduced to vectors."""
 
-    column_sums: Tensor  # (batch, heads, m): zero at masked keys
+    column_sums: Tensor  # (batch, heads, m): zero at masked keys; of causal modules, relative to uniform attention
     row_entropy: Tensor  # (batch, heads, n), in nats
     row_error: Tensor  # (batch, heads): largest distance of a row sum from 1
-    column_error: Tensor  # (batch, heads): largest distance of a column sum from (valid rows) / (valid columns)
+    column_error: Tensor  # (batch, heads): largest distance of a column sum from (valid rows) / (valid columns), or 1
     rows: Tensor  # (batch, heads, n), boolean: the valid queries
     columns: Tensor  # (batch, heads, m), boolean: the valid keys
     weights: Tensor | None = None  # (batch, heads, n, m) with `keep_weights`
@@ -57,14 +58,24 @@ class WatchedModule:
         queries: Tensor | None,
         keys: Tensor | None,
         evidence: HasEvidence | None = None,
+        *,
+        in_order: bool = False,
     ) -> None:
-        """Append a call with these weights and masks; `evidence` says how the search for the limit ended."""
+        """Append a call with these weights and masks; `evidence` says how the search for the limit ended.
+
+        Where rows are normalised in order, column sums are relative to those of uniform attention under the masks.
+        """
         weights = weights.float() if weights.dtype in (torch.float16, torch.bfloat16) else weights
         valid = _valid_entries(weights, attn_mask, queries, keys)
         row_error, column_error = marginal_error(weights, valid)
+        column_sums = weights.sum(-2)
+        if in_order:
+            columns, target = valid.any(-2), expected_share(valid, weights.dtype)[..., -1, :]
+            column_sums = torch.where(columns, column_sums / target, 0.0)
+            column_error = torch.where(columns, (column_sums - 1).abs(), 0.0).amax(-1)
         self.calls.append(
             Call(
-                weights.sum(-2),
+                column_sums,
                 torch.special.entr(weights).sum(-1),
                 row_error,
                 column_error,
@@ -117,6 +128,10 @@ def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bo
         `rows` (batch, heads, n) and `columns` (batch, heads, m), True at valid queries and keys, and `weights`
         (batch, heads, n, m) or None. For `n_iters=math.inf` it has `residual` and `products` (batch, heads) too, which
         say where the search for the limit ended and what it took; otherwise they are None.
+
+        Where rows are normalised in order, as in causal attention, `column_sums` are divided by those of uniform
+        attention under the same mask, over the queries of the call, and `column_error` is their largest distance from
+        1. A call that continues a cache counts its own queries only.
 
     Examples:
         >>> import torch, sinkformers

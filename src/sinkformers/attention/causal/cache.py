@@ -55,8 +55,8 @@ class CacheLayer:
             return key, value
         return self._keys.append(self.key, key), self._values.append(self.value, value)
 
-    def sums(self, caller: str, query: Tensor, new: int, col_steps: int) -> tuple[Tensor | None, Tensor | None]:
-        """The running sums, extended by `new` keys that have received nothing; None before the first call."""
+    def sums(self, caller: str, query: Tensor, m: int, col_steps: int) -> tuple[Tensor | None, Tensor | None]:
+        """The running sums of `m` keys, of which the last, new ones have received nothing; None at the first call."""
         if self.received is None or self.expected is None:
             if self.key is not None and col_steps:
                 raise ValueError(
@@ -74,7 +74,12 @@ class CacheLayer:
                 f"{caller}: the cache holds column sums of heads {tuple(self.received.shape[:-2])}, which a query "
                 f"{tuple(query.shape)} does not continue. Take a new cache for another batch or model."
             )
-        lowest = torch.finfo(self.received.dtype).min / 4
+        new, lowest = m - self.received.shape[-1], torch.finfo(self.received.dtype).min / 4
+        if new < 0:
+            raise ValueError(
+                f"{caller}: the cache holds column sums of {self.received.shape[-1]} keys, which {m} keys do not "
+                "continue. Take a new cache for another text."
+            )
         return padded(self.received, new, lowest), padded(self.expected, new, 0.0)
 
     def store(self, key: Tensor, value: Tensor, received: Tensor | None, expected: Tensor | None) -> None:
@@ -90,6 +95,26 @@ class CacheLayer:
             tensor = getattr(self, name)
             if tensor is not None:
                 setattr(self, name, change(tensor))
+
+
+class ColumnSums(CacheLayer):
+    """The running column sums alone, for a model that keeps keys and values itself.
+
+    Every call has all keys and values, the new ones last. With `is_causal=True` query i sees the keys up to i + m − n.
+    """
+
+    def extended(self, caller: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key, value
+
+    def store(self, key: Tensor, value: Tensor, received: Tensor | None, expected: Tensor | None) -> None:
+        super().store(key, value, received, expected)
+        self.key = self.value = None
+
+    def __len__(self) -> int:
+        return 0 if self.received is None else self.received.shape[-1]
+
+    def __repr__(self) -> str:
+        return f"ColumnSums({len(self)} tokens)"
 
 
 def padded(sums: Tensor, new: int, fill: float) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sinkformers.attention.arguments import CALLER, check_masks, repeat_groups
 from sinkformers.attention.call import AttentionCall
-from sinkformers.attention.causal.cache import CacheLayer
+from sinkformers.attention.causal.cache import CacheLayer, ColumnSums
 from sinkformers.attention.causal.call import CausalAttentionCall
 from sinkformers.attention.causal.operator import BACKENDS, attend_causal
 from sinkformers.attention.causal.rows import sums_before
@@ -66,7 +66,6 @@ def plan_causal(
         raise NotImplementedError(
             f'{CALLER}: causal="prefix" recomputes whole prefixes and has no cache; causal="streaming" has one.'
         )
-    new = key.shape[-2]
     if cache is not None:
         key, value = cache.extended(CALLER, key, value)
     n, m, kept = query.shape[-2], key.shape[-2], (key, value)
@@ -87,7 +86,7 @@ def plan_causal(
         return _plan_prefix(query, key, value, masks, by_head, n_iters, settings, empty)
     received = expected = None
     if cache is not None:
-        received, expected = cache.sums(CALLER, query, new if cache.grows else 0, n_iters // 2)
+        received, expected = cache.sums(CALLER, query, m, n_iters // 2)
     call = CausalAttentionCall(
         query, key, value, *masks, by_head, None, None, received, expected, n_iters, settings.scale, settings.l2,
         settings.dropout_p, is_causal, cache is not None, 1,
@@ -113,7 +112,8 @@ def _check_triangle(query: Tensor, key: Tensor, attn_mask: Tensor | None, settin
             f"{CALLER}: pass attn_mask or is_causal=True, not both; put the triangle into attn_mask, and pass "
             'causal="streaming".'
         )
-    if n != new or (cache is not None and not cache.grows):
+    fits = n <= new if isinstance(cache, ColumnSums) else n == new
+    if not fits or (cache is not None and not cache.grows):
         raise ValueError(
             f"{CALLER}: is_causal=True with more than one normalisation or a cache needs as many queries as new keys; "
             f"got {n} and {new}. For earlier keys pass the cache that holds them; for the cross-attention of a "

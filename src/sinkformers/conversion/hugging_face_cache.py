@@ -1,0 +1,154 @@
+"""What keys have received, in the caches of Hugging Face transformers, for generation with causal attention.
+
+transformers keeps keys and values in the layers of a cache. A layer that a converted module meets gets a subclass of
+its class, which carries the running column sums too: reordering for beams, selections, copies and pickles include them.
+"""
+
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
+
+from sinkformers.attention.causal import ColumnSums
+from sinkformers.conversion.settings import Settings
+
+REMEDY = "Take a DynamicCache (the default of `generate`), or use_cache=False."
+
+
+class CarriesSums(CacheLayerMixin):
+    """The first base of a layer that carries column sums; such a layer is made by changing the class of another."""
+
+    is_croppable = False
+    _layer_type = None  # transformers' own classes stay those of their layer types
+    sums: ColumnSums
+    queries: int  # how many the sums have counted
+    settings: Settings  # of the module that counted them
+
+    def begin(self, settings: Settings) -> None:
+        self.sums, self.queries, self.settings = ColumnSums(), 0, settings
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if getattr(self, "record_past", False):
+            _refuse_rollback()
+        return super().update(*args, **kwargs)  # pyright: ignore[reportAbstractUsage]
+
+    def counted(self, queries: int) -> None:
+        """Count the queries of a call, and drop the sums of keys that the layer has dropped."""
+        self.queries += queries
+        assert isinstance(self.keys, Tensor)
+        dropped = len(self.sums) - self.keys.shape[-2]
+        if dropped > 0:
+            self.sums.map(lambda sums: sums[..., dropped:])
+
+    def reset(self) -> None:
+        super().reset()
+        self.begin(self.settings)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove != 0:
+            _refuse_rollback()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # pyright: ignore[reportArgumentType]
+        self.sums.map(lambda sums: sums.index_select(0, beam_idx.to(sums.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # pyright: ignore[reportAttributeAccessIssue]
+        self.sums.map(lambda sums: sums.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)  # pyright: ignore[reportAttributeAccessIssue]
+        self.sums.map(lambda sums: sums[indices])
+
+
+class SinkhornLayer(CarriesSums, DynamicLayer):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """A growing layer that carries column sums."""
+
+
+class SinkhornWindowLayer(CarriesSums, DynamicSlidingWindowLayer):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """A layer of the last keys that carries their column sums; keys that leave the window are not seen again."""
+
+
+# The class of each layer once it carries sums. Layers of other classes, subclasses of these included, cannot.
+CARRIERS: dict[type, type[CarriesSums]] = {
+    DynamicLayer: SinkhornLayer,
+    DynamicSlidingWindowLayer: SinkhornWindowLayer,
+}
+
+
+def carrier(
+    module: nn.Module, settings: Settings, past: Any, query: Tensor, key: Tensor, *, is_cross: bool
+) -> CarriesSums:
+    """Return the layer of a cache that belongs to a module, after the keys of this call were added to it.
+
+    Raises if the layer cannot carry column sums, or if these are not those of all queries before.
+    """
+    name, kind = type(module).__name__, type(past).__name__
+    if is_cross and not isinstance(past, EncoderDecoderCache):
+        raise NotImplementedError(
+            f"sinkformers: {name} is the cross-attention of a decoder and was given a {kind}, which does not say how "
+            "many queries came before. Pass an EncoderDecoderCache, or use_cache=False."
+        )
+    own = past if not isinstance(past, EncoderDecoderCache) else past.self_attention_cache
+    cache = past.cross_attention_cache if isinstance(past, EncoderDecoderCache) and is_cross else own
+    number: Any = getattr(module, "layer_idx", None)
+    layer = _layer(cache, number)
+    if type(cache) is not DynamicCache or cache.offloading or layer is None:
+        raise NotImplementedError(
+            f"sinkformers: {name} was given a {type(cache).__name__}"
+            + (" that is offloaded" if getattr(cache, "offloading", False) else "")
+            + f", which cannot carry the column sums of causal attention. {REMEDY}"
+        )
+    if type(layer) in CARRIERS:
+        layer.__class__ = CARRIERS[type(layer)]
+        assert isinstance(layer, CarriesSums)
+        layer.begin(settings)
+    elif not isinstance(layer, CarriesSums):
+        raise NotImplementedError(
+            f"sinkformers: {name} was given a cache with a {type(layer).__name__}, which cannot carry the column sums "
+            f"of causal attention. {REMEDY}"
+        )
+    n, counter = query.shape[-2], _layer(own, number)
+    position = 0 if counter is None else counter.get_seq_length()
+    _check_continues(name, layer, settings, n, position)
+    if not is_cross and len(layer.sums) + n != key.shape[-2]:
+        raise ValueError(
+            f"sinkformers: {name} has {key.shape[-2]} keys, of which {n} are new, and the column sums in its cache "
+            f"are of {len(layer.sums)} keys. Begin with a new cache."
+        )
+    return layer
+
+
+def _layer(cache: Any, number: Any) -> Any:
+    layers = getattr(cache, "layers", [])
+    return layers[number] if isinstance(number, int) and number < len(layers) else None
+
+
+def _check_continues(name: str, layer: CarriesSums, settings: Settings, n: int, position: int) -> None:
+    """Raise if the sums of a layer are not those of the queries before the last `n` of `position`, or of others."""
+    if layer.queries + n != position:
+        raise ValueError(
+            f"sinkformers: the cache of {name} holds {position - n} tokens before this call, and the column sums of "
+            f"{layer.queries} of them. It was filled by a model with SoftMax attention (unconverted, or with n_iters=1 "
+            "or tau=0), cropped, or belongs to another text. Begin with a new cache."
+        )
+    if layer.queries and layer.settings != settings:
+        raise ValueError(
+            f"sinkformers: the cache of {name} was filled with {layer.settings}, and the module has {settings} now. "
+            "Begin with a new cache."
+        )
+    layer.settings = settings
+
+
+def _refuse_rollback() -> NoReturn:
+    raise NotImplementedError(
+        "sinkformers: tokens cannot be removed from the cache of a model with causal Sinkhorn attention, because their "
+        "queries are counted in its column sums. Assisted and speculative decoding, which remove tokens, need SoftMax "
+        "(set_n_iters(model, 1)), or use_cache=False."
+    )
