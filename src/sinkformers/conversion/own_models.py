@@ -9,6 +9,7 @@ from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adap
 from sinkformers.conversion.attend import WARNED, WATCHER, attend
 from sinkformers.conversion.settings import ReadsSettings, Settings
 from sinkformers.modules import MAB, PMA, OffsetAttention, SelfAttention
+from sinkformers.modules.decoder_attention import CausalAttention, CrossAttention
 from sinkformers.modules.heads import DecoderHeads, Heads
 
 
@@ -48,6 +49,14 @@ class SinkhornSelfAttention(SinkhornHeads, SelfAttention):
     """A converted `SelfAttention`."""
 
 
+class SinkhornCausalAttention(SinkhornHeads, CausalAttention):
+    """A converted self-attention of a decoder."""
+
+
+class SinkhornCrossAttention(SinkhornHeads, CrossAttention):
+    """A converted attention of a decoder to a source."""
+
+
 class SinkhornMAB(SinkhornHeads, MAB):
     """A converted `MAB`."""
 
@@ -64,6 +73,8 @@ class SinkhornOffsetAttention(OffsetAttention, SinkhornHeads):
 # The class of each module after conversion.
 KINDS: dict[type[Heads], type[Heads]] = {
     SelfAttention: SinkhornSelfAttention,
+    CausalAttention: SinkhornCausalAttention,
+    CrossAttention: SinkhornCrossAttention,
     MAB: SinkhornMAB,
     OffsetAttention: SinkhornOffsetAttention,
 }
@@ -74,34 +85,39 @@ def _kind(module: nn.Module) -> type[Heads] | None:
 
 
 def _recognise(place: Place) -> str | None:
-    if isinstance(place.module, DecoderHeads):
-        return {"causal": CAUSAL, "cross": CROSS}[place.module.kind]
     if _kind(place.module) is None:
         return None
+    if isinstance(place.module, DecoderHeads):
+        return {"causal": CAUSAL, "cross": CROSS}[place.module.kind]
+    if isinstance(place.module, SelfAttention) and place.module.causal is not None:
+        return CAUSAL
     return POOLING if isinstance(place.parent, PMA) and place.parent.stays_softmax else CONVERT
 
 
-def _convert(place: Place) -> type[Heads]:
+def _convert(place: Place) -> tuple[type[Heads], str | None]:
     kind = _kind(place.module)
     assert kind is not None
     for name in ("n_iters", "tau"):  # they are properties now, which read the settings
         place.module.__dict__.pop(name, None)
+    causal = place.module.__dict__.pop("causal")
     if isinstance(place.parent, PMA):
         place.module.__dict__[WARNED] = True  # literal=True asked for Sinkhorn with a single seed
     place.module.__class__ = KINDS[kind]
-    return kind
+    return kind, causal
 
 
 def _restore(module: nn.Module, undo: Any) -> None:
-    module.__class__ = undo
-    module.__dict__.update(n_iters=1, tau=1.0)
+    module.__class__, causal = undo
+    module.__dict__.update(n_iters=1, tau=1.0, causal=causal)
 
 
 def _implied(module: nn.Module) -> Settings | None:
-    if not isinstance(module, Heads):
+    if not isinstance(module, Heads) or module.causal == "prefix":
         return None
+    if isinstance(module, DecoderHeads) and module.n_iters == 1:
+        return None  # a decoder stays as it is unless it was built or converted otherwise
     assert not isinstance(module.tau, Tensor)  # only converted modules have a tensor here
-    return Settings(module.n_iters, module.tau)
+    return Settings(module.n_iters, module.tau, causal=module.causal)
 
 
-OWN_MODELS = Adapter("sinkformers", _recognise, _convert, _restore, implied=_implied)
+OWN_MODELS = Adapter("sinkformers", _recognise, _convert, _restore, implied=_implied, converts_causal=True)

@@ -146,10 +146,11 @@ def find_converted(model: nn.Module) -> list[Place]:
     findings = survey(model, None, None)
     for finding in findings:
         module, row = finding.place.module, finding.adapter
-        if finding.verdict == CONVERT and row is not None and settings_of(module) is None:
-            settings = row.implied(module)
-            if settings is not None:
-                apply(finding, settings, None)
+        if row is None or settings_of(module) is not None or not (finding.verdict == CONVERT or finding.is_causal):
+            continue
+        settings = row.implied(module)
+        if settings is not None and (finding.verdict == CONVERT or settings.causal is not None):
+            apply(finding, settings, None)
     return [finding.place for finding in findings if settings_of(finding.place.module) is not None]
 
 

@@ -101,7 +101,8 @@ def plan_causal(
 def _check_triangle(query: Tensor, key: Tensor, attn_mask: Tensor | None, settings: Settings) -> None:
     n, new, cache = query.shape[-2], key.shape[-2], settings.cache
     if not settings.is_causal:
-        if cache is not None and cache.grows and n != new:
+        has_keys = isinstance(cache, CacheLayer) and not isinstance(cache, ColumnSums)
+        if has_keys and cache.grows and n != new:
             raise ValueError(
                 f"{CALLER}: a cache that grows needs as many queries as new keys; got {n} and {new}. Cross-attention, "
                 "whose keys are the same in every call, takes the layer cache.cross(0)."

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sinkformers.lab.data import SequenceSet, TextSet
 from sinkformers.lab.tasks.classification import hits
 from sinkformers.lab.tasks.config import LanguageConfig
+from sinkformers.lab.workbench.observation import observe
 from sinkformers.lab.workbench.task import Recipe
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 BETWEEN = b"\n\n"  # texts
 ORDER_SEED = 0  # of the texts
 AT_A_TIME = 64  # sequences, in evaluation
+OBSERVED = 32  # test sequences on which attention is measured
 
 
 class LanguageTask:
@@ -84,7 +86,12 @@ class LanguageTask:
         return {self.metric: float(torch.as_tensor(accelerator.reduce(total))) / self.weight(tested)}
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
-        return {"columns": {}, "layers": []}  # no target of causal attention is that of doubly stochastic weights
+        """Measure column sums, relative to those of uniform causal attention. Of the prefix definition, every row has
+        columns of its own."""
+        if self.config.causal == "prefix":
+            return {"columns": {}, "layers": []}
+        tokens = self.sequences("test", self._tested()[:OBSERVED])[:, :-1].to(next(model.parameters()).device)
+        return observe(model, lambda: model(tokens))
 
     def _tested(self) -> Tensor:
         """Return the sequences of the test set that are used, spread over it."""
