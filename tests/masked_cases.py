@@ -51,6 +51,17 @@ def operator(fill, n_iters, _dropout):
     return sinkformers.sinkhorn(scores, n_iters=n_iters, mask=ENTRIES), [scores]
 
 
+@case("causal_sinkhorn", "mask")
+def causal_operator(fill, n_iters, _dropout):
+    """Of any shape by the streaming definition; square ones by the other, for tokens masked on both sides."""
+    n_iters += 1 - n_iters % 2
+    scores, tokens = fill(rand(3, 7, 5), ENTRIES), VALID[:, :, None] & VALID[:, None, :]
+    square = fill(rand(3, 7, 7), tokens)
+    streaming = sinkformers.causal_sinkhorn(scores, n_iters=n_iters, mask=ENTRIES)
+    prefix = sinkformers.causal_sinkhorn(square, n_iters=n_iters, mask=tokens.tril(), definition="prefix")
+    return torch.cat([streaming.flatten(), prefix.flatten()]), [scores, square]
+
+
 @case("sinkhorn_limit", "mask")
 def operator_limit(fill, _n_iters, _dropout):
     scores = fill(rand(3, 7, 5), ENTRIES)
@@ -75,6 +86,22 @@ def attention_with_token_masks(fill, n_iters, dropout):
 def attention_with_a_matrix(fill, n_iters, dropout):
     query, key, value = fill(rand(3, 7, 4), VALID), fill(rand(3, 5, 4), OTHER), fill(rand(3, 5, 6), OTHER)
     return sinkformers.sinkhorn_attention(query, key, value, ENTRIES, dropout, n_iters=n_iters), [query, key, value]
+
+
+@case("sinkhorn_attention", "query_mask", "key_mask", "attn_mask")
+def causal_attention(fill, n_iters, dropout):
+    """Both definitions; keys that are masked, and queries that see none, on either side."""
+    n_iters, out, sources = n_iters + 1 - n_iters % 2, [], []
+    for valid in (VALID, VALID.flip(1)):
+        inputs = [fill(rand(3, 7, size), valid) for size in (4, 4, 6)]
+        for causal in ("streaming", "prefix"):
+            options = {"dropout_p": dropout, "n_iters": n_iters, "causal": causal}
+            masks = {"query_mask": valid, "key_mask": valid}
+            out.append(sinkformers.sinkhorn_attention(*inputs, is_causal=True, **masks, **options))
+            entries = (valid[:, :, None] & valid[:, None, :]).tril()
+            out.append(sinkformers.sinkhorn_attention(*inputs, entries, **options))
+        sources += inputs
+    return torch.stack(out), sources
 
 
 @case("attention_with_weights", "attn_mask", "query_mask", "key_mask")

@@ -169,7 +169,10 @@ def check_order(
     """Refuse a mask that orders the tokens, unless the weights are SoftMax; a tensor `tau` is not read."""
     if allow_one_way_mask or n_iters == 1 or (not isinstance(tau, Tensor) and tau == 0):
         return
-    remedy = "Take n_iters=1 or tau=0, which is SoftMax, or pass allow_one_way_mask=True if that is meant."
+    remedy = (
+        'Pass causal="streaming", which normalises rows in order; take n_iters=1 or tau=0, which is SoftMax; or pass '
+        "allow_one_way_mask=True if that is meant."
+    )
     refuse_one_way(CALLER, attn_mask, masks.queries, masks.keys, remedy=remedy)
 
 

@@ -130,27 +130,29 @@ def expected_share(valid: Tensor, dtype: torch.dtype) -> Tensor:
 def prefix_weights(scores: Tensor, valid: Tensor, tau: Tensor | None, definition: Definition) -> Tensor:
     """`prefix_reference` by matrix products: row i of `v` holds the column scalings of prefix i, and so for `u`.
 
-    Where the scalings leave the floating-point range, the reference computes all matrices; values decide that, so a
-    call whose values cannot be read (traced, or inside `torch.func`) takes the products.
+    Where the scalings leave the floating-point range, the reference computes all matrices. Where values cannot be read
+    (traced, or inside `torch.func`) the rows of such prefixes are NaN, and never finite and wrong.
     """
     lowest, dtype = torch.finfo(scores.dtype).min / 4, scores.dtype
     rows = valid | torch.eye(valid.shape[-1], dtype=torch.bool, device=valid.device)
     target = rows.sum(-1, keepdim=True).to(dtype) / valid.sum(-1, keepdim=True).clamp_min(1)
     kernel = shifted(only_seen(scores, valid), lowest).exp()
-    v, products = valid.to(dtype), []
+    v, unsafe = valid.to(dtype), torch.zeros_like(valid[..., 0])
+    # Entries of the kernel that were rounded to zero must not have mattered: a smaller range than usual.
+    largest = SAFE_PRODUCT[dtype] ** 0.5
     for _ in range(definition.col_steps()):
         sums = v @ kernel.mT
+        vanishes = rows & valid.any(-1, keepdim=True) & (sums.detach() <= 0)
         u = torch.where(rows, 1 / torch.where(rows & (sums > 0), sums, 1.0), 0.0)
         sums = u @ kernel
         v = target / torch.where(valid & (sums > 0), sums, 1.0)
         v = torch.where(valid, v if tau is None else v.pow(tau[..., None, None]), 0.0)
-        products.append(u.detach().amax(-1) * v.detach().amax(-1))
-        products.append(torch.where(valid & (sums.detach() <= 0), torch.inf, 0.0).amax(-1))
-    if products and readable(scores):
-        # Entries of the kernel that were rounded to zero must not have mattered: a smaller range than usual.
-        safe = torch.stack(products).amax() < SAFE_PRODUCT[dtype] ** 0.5
-        if not bool(safe):
-            return prefix_reference(scores, valid, tau, definition)
+        vanishes = vanishes | (valid & (sums.detach() <= 0))
+        unsafe = unsafe | vanishes.any(-1) | (u.detach().amax(-1) * v.detach().amax(-1) > largest)
     weights = kernel * v
     total = weights.sum(-1, keepdim=True)
-    return weights / torch.where(total == 0, 1.0, total)
+    unsafe = unsafe | (valid.any(-1) & (total.detach()[..., 0] <= 0))
+    if readable(scores) and bool(unsafe.any()):
+        return prefix_reference(scores, valid, tau, definition)
+    weights = weights / torch.where(total > 0, total, 1.0)
+    return weights.masked_fill(unsafe[..., None] & valid, torch.nan)

@@ -1,4 +1,4 @@
-"""Causal Sinkhorn as it is specified: loops over the queries, in the log domain. Every other form is compared with them.
+"""Causal Sinkhorn as it is specified: loops over the queries in the log domain, which other forms are compared with.
 
 Plain Sinkhorn under a triangular mask is not causal, since the column sum of a key runs over later queries. Here row i
 depends on nothing that its query may not see. In both definitions `valid` says which keys a query sees.
@@ -31,7 +31,8 @@ def streaming_reference(scores: Tensor, tau: Tensor | None, definition: Definiti
         g = torch.zeros_like(row)
         for step, before in enumerate(received):
             attention = (row - (row + g).logsumexp(-1, keepdim=True)).masked_fill(~valid, lowest)
-            received[step] = torch.where(valid, torch.logaddexp(before, attention), before)
+            # `logaddexp` has no second derivative where one of its arguments is as low as this.
+            received[step] = torch.where(valid, torch.stack([before, attention]).logsumexp(0), before)
             g = (expected.clamp_min(torch.finfo(row.dtype).tiny).log() - received[step]).masked_fill(~valid, 0.0)
             g = g if tau is None else tau[..., None] * g
         rows.append((row + g).softmax(-1).masked_fill(~valid, 0.0))
@@ -47,13 +48,13 @@ def prefix_reference(scores: Tensor, valid: Tensor, tau: Tensor | None, definiti
     """
     lowest = torch.finfo(scores.dtype).min / 4
     scores = only_seen(scores, valid)
-    scores = (scores - _top(scores)).clamp_min(lowest)
     itself = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
     rows = []
     for i in range(scores.shape[-2]):
         cols, queries = valid[..., i, :], valid[..., i, :] | itself[i]
         log_target = _log_share(queries, cols, scores.dtype)
-        inside = scores.masked_fill(~(queries[..., None] & cols[..., None, :]), lowest)
+        inside = scores.masked_fill(~(queries[..., None] & cols[..., None, :]), -torch.inf)
+        inside = (inside - _top(inside)).clamp_min(lowest)  # by prefix: a later score may be of any size
         g = scores.new_zeros(cols.shape)
         for _ in range(definition.col_steps()):
             f = -(inside + g[..., None, :]).logsumexp(-1).masked_fill(~queries, 0.0)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkformers.attention.causal.memory import TokenMemory
 from sinkformers.core import checks
 
 
@@ -14,7 +15,7 @@ class CacheLayer:
 
     Attributes:
         key, value: (…, m, d) and (…, m, e) of the tokens so far; None before the first call.
-        received: (…, (n_iters − 1)/2, m), the logarithm of the attention that each key has received in each column step.
+        received: (…, (n_iters − 1)/2, m), the logarithm of the attention that each key has received, by column step.
         expected: (…, m), what uniform attention would have given it.
         grows: whether keys and values of a call are new tokens, as in self-attention. In the cross-attention of a
             decoder every call has all keys, and only the sums are kept.
@@ -26,6 +27,7 @@ class CacheLayer:
         self.value: Tensor | None = None
         self.received: Tensor | None = None
         self.expected: Tensor | None = None
+        self._keys, self._values = TokenMemory(), TokenMemory()
 
     def __len__(self) -> int:
         return 0 if self.key is None else self.key.shape[-2]
@@ -37,7 +39,7 @@ class CacheLayer:
         return f"CacheLayer({len(self)} tokens)"
 
     def extended(self, caller: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens, the new ones last. The cache itself is not changed."""
+        """Keys and values of all tokens, the new ones last. What the cache holds is not changed."""
         if self.key is None or self.value is None:
             return key, value
         for name, old, new in (("key", self.key, key), ("value", self.value, value)):
@@ -51,15 +53,15 @@ class CacheLayer:
         checks.one_device(caller, "key", key, cache=self.key)
         if not self.grows:
             return key, value
-        return torch.cat([self.key, key], -2), torch.cat([self.value, value], -2)
+        return self._keys.append(self.key, key), self._values.append(self.value, value)
 
     def sums(self, caller: str, query: Tensor, m: int, col_steps: int) -> tuple[Tensor | None, Tensor | None]:
         """The running sums of `m` keys, of which the last, new ones have received nothing; None at the first call."""
         if self.received is None or self.expected is None:
             if self.key is not None and col_steps:
                 raise ValueError(
-                    f"{caller}: the cache was filled with n_iters=1, which keeps no column sums, and cannot be "
-                    f"continued with n_iters={2 * col_steps + 1}. Take a new cache."
+                    f"{caller}: the cache was filled with n_iters=1 or tau=0, which keeps no column sums, and cannot "
+                    f"be continued with n_iters={2 * col_steps + 1}. Take a new cache."
                 )
             return None, None
         if self.received.shape[-2] != col_steps:
@@ -82,7 +84,8 @@ class CacheLayer:
 
     def store(self, key: Tensor, value: Tensor, received: Tensor | None, expected: Tensor | None) -> None:
         """Replace what the cache holds; gradients do not flow through it."""
-        self.key, self.value = key.detach(), value.detach()
+        first = self.grows and self.key is None  # then these are the caller's tensors, who may write to them again
+        self.key, self.value = (x.detach().clone() if first else x.detach() for x in (key, value))
         self.received = None if received is None else received.detach()
         self.expected = None if expected is None else expected.detach()
 
@@ -163,7 +166,16 @@ class SinkhornCache:
 
     def reorder(self, index: Tensor) -> None:
         """Take these samples of the batch, the first axis, as beam search does."""
-        for layer in (*self.layers, *self.cross_layers):
+        if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
+            got = f"{index.dtype} {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+            raise TypeError(f"SinkhornCache.reorder: index must be a tensor of whole numbers (batch,); got {got}.")
+        layers = [layer for layer in (*self.layers, *self.cross_layers) if layer.key is not None]
+        for layer in layers:
+            if layer.key is not None and layer.key.dim() < 3:
+                raise ValueError(
+                    f"SinkhornCache.reorder: the cache holds keys {tuple(layer.key.shape)}, which have no batch axis."
+                )
+        for layer in layers:
             layer.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
 
     def reset(self) -> None:

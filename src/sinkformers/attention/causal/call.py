@@ -5,6 +5,8 @@ from typing import Annotated, Any, NamedTuple
 from torch import Tensor
 
 from sinkformers.attention.call import AttentionCall
+from sinkformers.attention.causal.visible import tokens_that_count
+from sinkformers.attention.masks import centred
 from sinkformers.core.definition import Definition
 from sinkformers.core.description import SHARED, per_matrix, select
 
@@ -48,7 +50,11 @@ class CausalAttentionCall(NamedTuple):
 
     def in_working_dtype(self) -> "CausalAttentionCall":
         """The tokens in the dtype of the steps, `tau` per head, and for the L2 cost the centre removed."""
-        return CausalAttentionCall(*self.attention().in_working_dtype()[:10], *self[10:])
+        call = CausalAttentionCall(*self.attention().change(l2=False).in_working_dtype()[:10], *self[10:])
+        if not self.l2:
+            return call
+        query, key = centred(call.query, call.key, tokens_that_count(call)[1])
+        return call.change(query=query, key=key)
 
     def select(self, which: Tensor) -> "CausalAttentionCall":
         """The heads where `which` (...) holds, stacked along one leading axis."""

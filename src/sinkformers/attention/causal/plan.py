@@ -11,6 +11,7 @@ from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.causal.cache import CacheLayer, ColumnSums
 from sinkformers.attention.causal.call import CausalAttentionCall
 from sinkformers.attention.causal.operator import BACKENDS, attend_causal
+from sinkformers.attention.causal.rows import sums_before
 from sinkformers.attention.dropout import dropout_mask_operator
 from sinkformers.attention.masks import Masks, zero_masked
 from sinkformers.attention.plan import Plan, no_output
@@ -67,17 +68,18 @@ def plan_causal(
         )
     if cache is not None:
         key, value = cache.extended(CALLER, key, value)
-    n, m = query.shape[-2], key.shape[-2]
+    n, m, kept = query.shape[-2], key.shape[-2], (key, value)
     masks = check_masks(attn_mask, query_mask, key_mask, query, m)
     if query.shape[-1] == 0:  # a feature that is zero gives the same scores
         query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
     empty = 0 in query.shape or 0 in value.shape
     if is_softmax(n_iters, settings.tau) and settings.backend == "auto" and not empty:
         if is_causal and n != m:
-            masks, is_causal = masks.with_entries(with_rank(_triangle(query, m), query.dim())), False
+            is_causal = False
+            if n > 1:  # a single query, the last, sees all keys
+                masks = masks.with_entries(with_rank(_triangle(query, m), query.dim()))
         options = (settings.dropout_p, is_causal, settings.scale, settings.enable_gqa, settings.l2)
-        return Plan("sdpa", _softmax, (cache, query, key, value, masks, *options))
-    kept = (key, value)
+        return Plan("sdpa", _softmax, (cache, kept, query, key, value, masks, *options))
     query, key, value = repeat_groups(query, key, value, settings.enable_gqa)
     by_head = relaxation_tensor(settings.tau, query)
     if causal == "prefix":
@@ -91,7 +93,7 @@ def plan_causal(
     )  # fmt: skip
     chosen = BACKENDS.choose(CALLER, settings.backend, call)
     if empty:
-        return Plan(chosen.name, _empty, (cache, call, *kept, settings.tau))
+        return Plan(chosen.name, _empty, (call, cache, *kept, settings.tau))
     call = call.change(block=chosen.rows_per_block(call))
     return Plan(chosen.name, _run, (call, chosen, cache, *kept))
 
@@ -99,6 +101,11 @@ def plan_causal(
 def _check_triangle(query: Tensor, key: Tensor, attn_mask: Tensor | None, settings: Settings) -> None:
     n, new, cache = query.shape[-2], key.shape[-2], settings.cache
     if not settings.is_causal:
+        if cache is not None and cache.grows and n != new:
+            raise ValueError(
+                f"{CALLER}: a cache that grows needs as many queries as new keys; got {n} and {new}. Cross-attention, "
+                "whose keys are the same in every call, takes the layer cache.cross(0)."
+            )
         return
     if attn_mask is not None:
         raise ValueError(
@@ -120,10 +127,10 @@ def _triangle(query: Tensor, m: int) -> Tensor:
     return query.new_ones(n, m, dtype=torch.bool).tril(m - n)
 
 
-def _softmax(cache: CacheLayer | None, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    out = softmax_attention(query, key, value, *rest)
+def _softmax(cache: CacheLayer | None, kept: tuple[Tensor, Tensor], *rest: Any) -> Tensor:
+    out = softmax_attention(*rest)
     if cache is not None:
-        cache.store(key, value, None, None)
+        cache.store(*kept, None, None)
     return out
 
 
@@ -140,9 +147,10 @@ def _run(call: CausalAttentionCall, backend: Backend, cache: CacheLayer | None, 
     return result.out.to(dtype)
 
 
-def _empty(cache: CacheLayer | None, call: CausalAttentionCall, key: Tensor, value: Tensor, tau: Any) -> Tensor:
-    if cache is not None:
-        cache.store(key, value, call.received, call.expected)
+def _empty(call: CausalAttentionCall, cache: CacheLayer | None, key: Tensor, value: Tensor, tau: Any) -> Tensor:
+    if cache is not None:  # keys without features in their values have received something, which nobody will see
+        sums = sums_before(call)
+        cache.store(key, value, sums.received, sums.expected.expand(*call.query.shape[:-2], key.shape[-2]))
     return no_output(call.query, call.key, call.value, call.bias, tau)
 
 
@@ -160,6 +168,11 @@ def _plan_prefix(
         raise ValueError(
             f'{CALLER}: causal="prefix" needs as many queries as keys, which are the same tokens; got '
             f'{query.shape[-2]} and {key.shape[-2]}. causal="streaming" takes any numbers.'
+        )
+    if not settings.is_causal and masks.bias is None and masks.entries is None:
+        raise ValueError(
+            f'{CALLER}: causal="prefix" needs is_causal=True or an attn_mask, which says what tokens each query sees; '
+            "got neither. Under no mask every query would see all tokens, and later ones with them."
         )
     if settings.backend not in ("auto", "torch"):
         checks.one_of(CALLER, "backend", settings.backend, BACKENDS.names())

@@ -200,20 +200,23 @@ def attention_forward(
     n_iters: int,
     seed: int,
     packed: bool = False,
+    keeps_state: bool = True,
     **written: Tensor,
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Output (…, n, e), state, and safe (…), which is None where `packed` and all matrices are safe.
 
     `tensors` holds query, key and value, and what else the structure takes, by name; `settings` holds its numbers,
     except those that differ from call to call; `written` holds tensors for what else it gives.
-    The state is u (…, rows, n), s (…, cols, m) and r (…, n), or with `packed` one tensor that holds them all.
+    The state is u (…, rows, n), s (…, cols, m) and r (…, n), or with `packed` one tensor that holds them all; nothing
+    without `keeps_state`, for calls whose backward pass needs none of it.
     Where `safe` is False the scalings left the floating-point range, and the output of that matrix must not be used.
     """
     query, value = tensors["query"], tensors["value"]
     (*lead, n, _), (*_, m, e) = query.shape, value.shape
     out, args = query.new_empty(*lead, n, e), _attention(tensors, settings, n_iters, seed)
     args.write(out=out, **written)
-    state, safe = _run_forward("attention_forward", args, query, lead, state_sizes(n, m, n_iters), packed)
+    sizes = state_sizes(n, m, n_iters) if keeps_state else StateSizes(0, n, 0, m, 0)
+    state, safe = _run_forward("attention_forward", args, query, lead, sizes, packed)
     return out, state, safe
 
 

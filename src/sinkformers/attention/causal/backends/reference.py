@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sinkformers.attention.causal.call import CausalAttentionCall
-from sinkformers.attention.causal.rows import valid_rows
+from sinkformers.attention.causal.visible import valid_rows
 from sinkformers.attention.dropout import dropout_mask_operator
 from sinkformers.attention.masks import zero_masked
 from sinkformers.core.backend import Backend

@@ -4,15 +4,9 @@ import torch
 from torch import Tensor
 
 from sinkformers.attention.causal.call import CausalAttentionCall, CausalAttentionResult
-from sinkformers.attention.causal.rows import (
-    Sums,
-    attend_rows,
-    bias_rows,
-    expected_in,
-    sums_before,
-    valid_rows,
-    without_masked_tokens,
-)
+from sinkformers.attention.causal.row_gradients import row_gradients
+from sinkformers.attention.causal.rows import Sums, attend_rows, expected_in, sums_before, without_masked_tokens
+from sinkformers.attention.causal.visible import valid_rows
 from sinkformers.core.backend import Backend
 
 ROWS = 128
@@ -48,19 +42,8 @@ def attend(call: CausalAttentionCall) -> CausalAttentionResult:
     sums, outputs, starts = sums_before(call), [], []
     for start, stop in call.blocks():
         columns = call.visible_columns(stop)
-        valid, before = valid_rows(call, start, stop), sums.first(columns)
         starts.append(sums.received)
-        out, after = attend_rows(
-            call,
-            call.query[..., start:stop, :],
-            call.key[..., :columns, :],
-            call.value[..., :columns, :],
-            bias_rows(call.bias, start, stop, columns),
-            call.tau,
-            before,
-            start,
-            valid,
-        )
+        out, after = attend_rows(call, start, stop, sums.first(columns))
         outputs.append(out)
         sums = _continued(sums, after, columns)
     expected = sums.expected.expand(*lead, sums.expected.shape[-1])
@@ -86,36 +69,16 @@ def gradients(
         expected = _joined(ends, expected, columns)
     for index, (start, stop) in reversed(list(enumerate(call.blocks()))):
         columns = call.visible_columns(stop)
-        bias = bias_rows(call.bias, start, stop, columns) if d_bias is not None or call.bias is not None else None
-        given = (
-            call.query[..., start:stop, :],
-            call.key[..., :columns, :],
-            call.value[..., :columns, :],
-            starts[..., index, :, :columns],
-            *([] if call.tau is None else [call.tau]),
-            *([] if bias is None else [bias.expand(*lead, stop - start, columns)]),
-        )
-        with torch.enable_grad():
-            parts = [part.detach().requires_grad_() for part in given]
-            query, key, value, received, *rest = parts
-            tau = None if call.tau is None else rest.pop(0)
-            before = Sums(received, every_expected[index][..., :columns])
-            valid = valid_rows(call, start, stop)
-            out, after = attend_rows(call, query, key, value, rest[0] if rest else None, tau, before, start, valid)
-            outputs, incoming = [out], [d_out[..., start:stop, :]]
-            if received.numel():
-                outputs.append(after.received)
-                incoming.append(d_sums[..., :columns])
-            found = list(torch.autograd.grad(outputs, parts, incoming, allow_unused=True))
-        dq, dk, dv, dr, *others = (torch.zeros_like(p) if g is None else g for g, p in zip(found, parts, strict=True))
-        d_query[..., start:stop, :] = dq
-        d_key[..., :columns, :] += dk
-        d_value[..., :columns, :] += dv
-        d_sums[..., :columns] = dr
+        before = Sums(starts[..., index, :, :], every_expected[index]).first(columns)
+        found = row_gradients(call, start, stop, before, d_out[..., start:stop, :], d_sums[..., :columns])
+        d_query[..., start:stop, :] = found.query
+        d_key[..., :columns, :] += found.key
+        d_value[..., :columns, :] += found.value
+        d_sums[..., :columns] = found.received
         if d_tau is not None:
-            d_tau += others.pop(0)
-        if d_bias is not None and others:
-            d_bias[..., start:stop, :columns] = others[0]
+            d_tau += found.tau
+        if d_bias is not None:
+            d_bias[..., start:stop, :columns] = found.scores
     return {"query": d_query, "key": d_key, "value": d_value, "bias": d_bias, "tau": d_tau}
 
 

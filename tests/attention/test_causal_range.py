@@ -1,0 +1,116 @@
+"""Sharp scores, long contexts and half precision: finite, and right to rounding."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sinkformers import causal_sinkhorn
+from tests import causal_oracle as oracle
+from tests.causal_cases import BACKENDS, MASKS, N, attend, causal_gradients, tokens
+
+FAST = [name for name in BACKENDS if name != "reference"]
+
+
+@pytest.mark.parametrize("std", [30.0, 300.0, 1e4])
+@pytest.mark.parametrize("name", ["triangle", "window", "cross-attention"])
+@pytest.mark.parametrize("definition", oracle.DEFINITIONS)
+def test_sharp_scores(definition, name, std):
+    mask = MASKS[name]
+    if definition == "prefix" and name == "cross-attention":
+        return
+    scores = std * torch.randn(2, *mask.shape)
+    weights = causal_sinkhorn(scores, n_iters=5, mask=mask, definition=definition)
+    exact = oracle.weights(scores, 5, mask=mask, definition=definition)
+    every = torch.ones_like(mask) if definition == "prefix" else mask  # where scores are read
+    assert_close(weights.double(), exact, atol=oracle.tolerance(scores, every, 5), rtol=0)
+
+
+@pytest.mark.parametrize("std", [30.0, 300.0, 1e4])
+@pytest.mark.parametrize("name", ["triangle", "window", "cross-attention"])
+@pytest.mark.parametrize("backend", FAST)
+def test_sharp_attention(backend, name, std):
+    """The scores themselves are rounded: the bias holds them, and the tokens are zeros."""
+    mask, results = MASKS[name], []
+    bias = std * torch.randn(3, *mask.shape)
+    query, key, value = (x.detach() for x in tokens(mask, 3, dtype=torch.float32))
+    for served, dtype in ((backend, torch.float32), ("reference", torch.float64)):
+        inputs = [x.to(dtype).requires_grad_() for x in (0 * query, 0 * key, value, bias)]
+        out = attend(*inputs[:3], inputs[3].masked_fill(~mask, -math.inf), n_iters=5, backend=served)
+        results.append([out, *causal_gradients(out, inputs)])
+    exact = oracle.weights(bias, 5, mask=mask) @ value.double()
+    bound = oracle.tolerance(bias, mask, 5) * max(1.0, value.abs().max().item())
+    assert_close(results[0][0].double(), exact, atol=bound, rtol=0)
+    for got, want in zip(*results, strict=True):
+        assert got.isfinite().all()
+        size = max(1.0, want.abs().max().item())
+        assert_close(got.double(), want, atol=6 * sum(mask.shape) * bound * size, rtol=0)
+
+
+@pytest.mark.parametrize("definition", oracle.DEFINITIONS)
+def test_a_huge_score_that_no_query_sees_matters_to_none(definition):
+    """Above the diagonal for the streaming definition; between later tokens for prefixes."""
+    scores = torch.randn(N, N)
+    exact = oracle.weights(scores, 5, definition=definition)
+    scores[4, 11] = 1e5
+    weights = causal_sinkhorn(scores, n_iters=5, definition=definition)
+    rows = slice(None) if definition == "streaming" else slice(0, 11)
+    bound = oracle.tolerance(torch.randn(N, N).clamp(-4, 4), MASKS["triangle"], 5)
+    assert_close(weights.double()[rows], exact[rows], atol=bound, rtol=0)
+
+
+def test_compiled_prefixes_are_right_or_not_a_number():
+    """Values cannot be read in a graph, so that the kernel domain cannot be left: NaN, and nothing finite and wrong."""
+    torch._dynamo.reset()
+    scores = torch.randn(2, N, N)
+    scores[1, 4, 11] = 1e5
+    function = lambda scores: causal_sinkhorn(scores, n_iters=5, definition="prefix")  # noqa: E731
+    exact = oracle.weights(scores, 5, definition="prefix")
+    for found in (torch.compile(function, backend="eager", fullgraph=True)(scores), torch.vmap(function)(scores)):
+        assert_close(found[0].double(), exact[0], atol=1e-5, rtol=0)
+        wrong = (found[1].double() - exact[1]).abs() > 1e-5
+        assert not wrong.any()
+        assert found[1].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", FAST)
+def test_half_precision_iterates_in_float32(backend, dtype):
+    """The output is that of float32 on the same numbers, rounded once; gradients likewise."""
+    given = tokens(MASKS["triangle"], 2, dtype=dtype)
+    wide = [x.detach().float().requires_grad_() for x in given]
+    results = []
+    for inputs in (given, wide):
+        out = attend(*inputs, is_causal=True, n_iters=5, backend=backend)
+        results.append([out, *causal_gradients(out, inputs)])
+    eps = torch.finfo(dtype).eps
+    for got, exact in zip(*results, strict=True):
+        assert got.dtype == dtype
+        # The incoming gradients differ by their rounding too; a row adds N of them.
+        bound = (1 if got is results[0][0] else N) * eps * max(1.0, exact.abs().max().item())
+        assert_close(got.float(), exact, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_uniform_scores_stay_uniform_in_long_contexts(backend):
+    """Of 2,000 positions in float32: sums over queries err by their number times eps at most."""
+    value = torch.randn(1, 2000, 2)
+    zeros = torch.zeros(1, 2000, 1)
+    out = attend(zeros, zeros, value, is_causal=True, backend=backend)
+    mean = value.double().cumsum(1) / torch.arange(1, 2001)[:, None]
+    assert_close(out.double(), mean, atol=2000 * 1.2e-7 * value.abs().max().item(), rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", FAST)
+def test_32768_positions(backend):
+    """Finite, forward and backward, with scores that prefer the first key; rows sum to 1."""
+    n = 32_768
+    query, key = torch.randn(1, n, 8), torch.randn(1, n, 8)
+    key[:, 0] += 20
+    inputs = [x.requires_grad_() for x in (query, key, torch.ones(1, n, 2))]
+    out = attend(*inputs, is_causal=True, backend=backend)
+    assert_close(out, torch.ones(1, n, 2), atol=n * 1.2e-7, rtol=0)
+    for grad in torch.autograd.grad(out, inputs, torch.randn_like(out)):
+        assert grad.isfinite().all()
