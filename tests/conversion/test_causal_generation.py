@@ -74,6 +74,19 @@ def test_no_output_depends_on_a_later_token_and_padding_changes_nothing(name):
     assert_close(padded, alone, atol=EXACT, rtol=0)
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padding_between_tokens_equals_deletion(use_cache):
+    model, valid = converted(), torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1, 0]])
+    ids = torch.randint(3, 53, valid.shape, generator=torch.Generator().manual_seed(3))
+    expected = logits(model, ids[valid > 0][None], use_cache=False)
+    positions, found, cache = valid.cumsum(-1) - 1, [], hf.DynamicCache(config=model.config)
+    for start, stop in ((0, 4), (4, 5), (5, 9)) if use_cache else ((0, 9),):
+        part = {"position_ids": positions[:, start:stop], "attention_mask": valid[:, :stop]}
+        part["past_key_values"] = cache if use_cache else None
+        found.append(logits(model, ids[:, start:stop], use_cache=use_cache, **part))
+    assert_close(torch.cat(found, 1)[:, valid[0] > 0], expected, atol=EXACT, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_a_cache_continues_in_chunks_of_any_size(name):
     model, ids = converted(name), torch.randint(3, 53, (2, 14), generator=torch.Generator().manual_seed(3))
@@ -117,11 +130,13 @@ def test_selections_of_samples_carry_the_sums():
         assert_close(logits(model, ids, past_key_values=cache)[:, -1], whole, atol=EXACT, rtol=0)
 
 
+@pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
-def test_one_iteration_generates_what_the_original_does_with_any_cache(cache):
-    model = build_decoder("llama")
-    expected, scores = generate(model, cache_implementation=cache)
-    found, after = generate(to_sinkformer(model, 1, causal="streaming"), cache_implementation=cache)
+def test_one_iteration_generates_what_the_original_does_with_any_cache(cache, padded):
+    model, rows = build_decoder("llama"), slice(0 if padded else 1, None)
+    given = (PROMPT[rows], VALID[rows])
+    expected, scores = generate(model, *given, cache_implementation=cache)
+    found, after = generate(to_sinkformer(model, 1, causal="streaming"), *given, cache_implementation=cache)
     assert found.equal(expected)
     assert_close(after, scores, atol=SINGLE, rtol=0)
 

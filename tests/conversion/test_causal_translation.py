@@ -103,9 +103,8 @@ def test_stale_sums_of_cross_attention_are_refused():
         first.past_key_values.self_attention_cache.crop(-1)
         with pytest.raises(ValueError, match="holds 2 tokens before this call, and the column sums of 3"):
             model(**given, decoder_input_ids=TARGET[:, 2:3], past_key_values=first.past_key_values)
-        with pytest.raises(NotImplementedError, match="BartAttention is the cross-attention.*given a DynamicCache"):
-            module = model.model.decoder.layers[0].encoder_attn
-            x = torch.zeros(1, 1, 24, dtype=torch.float64)
+        module, x = model.model.decoder.layers[0].encoder_attn, torch.zeros(1, 1, 24, dtype=torch.float64)
+        with pytest.raises(NotImplementedError, match=r"BartAttention is the cross-attention.*given a DynamicCache"):
             module(x, key_value_states=x, past_key_values=hf.DynamicCache())
 
 
