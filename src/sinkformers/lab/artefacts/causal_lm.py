@@ -37,14 +37,14 @@ SMALL = LanguageConfig(
 )
 RECALL = replace(
     SMALL,
-    recipe=WarmRecipe(epochs=10, batch=64, rate=2e-3, warmup=100),
-    length=63,
+    recipe=WarmRecipe(epochs=20, batch=64, rate=3e-3, warmup=100),
+    length=31,
     dim=64,
     depth=2,
     heads=2,
     hidden=128,
     vocabulary=64,
-    pairs=16,
+    pairs=8,
 )
 OPINIONS = replace(
     SMALL,
@@ -103,7 +103,7 @@ CAUSAL_LM = Artefact(
             config=SMALL,
         ),
         "recall": Preset(
-            about="generated associative recall: 16 pairs of a key and a value, depth 2, 2 heads, dim 64, 1,000 steps",
+            about="generated associative recall: 8 pairs of a key and a value, depth 2, 2 heads, dim 64, 2,000 steps",
             takes="minutes on one core",
             seeds=(0, 1, 2),
             arms=(
