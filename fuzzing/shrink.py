@@ -16,6 +16,8 @@ FIELDS = (
     *(
         "gradient",
         "cost",
+        "chunks",
+        "definition",
         "causal",
         "scale",
         "tau",
