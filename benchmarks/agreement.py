@@ -1,7 +1,7 @@
 """No time without agreement: a row's output and gradients are compared with float64 before its clock starts.
 
-Rows of Sinkhorn attention are compared with the library's reference, at the limit with dense algebra, and SoftMax rows
-with the formula of SoftMax.
+Rows of Sinkhorn attention are compared with the library's reference, at the limit with dense algebra, causal ones with
+the weights of `causal_sinkhorn`, and SoftMax rows with the formula of SoftMax.
 Deviations are relative to the largest entry of each tensor.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.exact_limit import exact_limit
 from benchmarks.rows import ROWS
 from benchmarks.rows.row import refuse_mask
 from benchmarks.steps import Step
-from sinkformers import sinkhorn_attention
+from sinkformers import causal_sinkhorn, sinkhorn_attention
 
 TOLERANCE = 1e-4
 TIMES_EAGER = 2.0  # how far off half precision may be, in units of the error of eager SoftMax in the same dtype
@@ -91,13 +91,15 @@ def _compare(case: Case, prepare: Callable[[Inputs], Step], formula: str) -> Che
 def expected(case: Case, formula: str) -> tuple[Tensor, ...]:
     """Return output and gradients in float64, one head at a time so that the reference's graph stays small."""
     _, inputs, _ = with_known_answer(case)
-    sinkhorn = _sinkhorn if case.tol is None else _limit
+    sinkhorn = _causal if case.is_causal else _sinkhorn if case.tol is None else _limit
     function = {"sinkhorn": sinkhorn, "softmax": _softmax}[formula]
     heads: list[tuple[Tensor, ...]] = []
     for batch in range(case.batch):
         for head in range(case.heads):
             tokens = [x[batch, head].double().requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
             masks = _of_head(inputs.masks, batch, head)
+            if case.is_causal:
+                masks = replace(masks, scores=torch.ones(case.n, case.n, dtype=torch.bool).tril())
             if case.mask == TRAINED_BIAS and masks.scores is not None:
                 tokens.append(masks.scores.requires_grad_())
             out = function(*tokens[:3], masks, case.n_iters)
@@ -124,6 +126,11 @@ def _sinkhorn(query: Tensor, key: Tensor, value: Tensor, masks: Masks, n_iters: 
     return sinkhorn_attention(
         query, key, value, masks.scores, n_iters=n_iters, query_mask=tokens, key_mask=tokens, backend="reference"
     )
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, masks: Masks, n_iters: int) -> Tensor:
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    return causal_sinkhorn(scores, n_iters=n_iters, mask=masks.scores) @ value
 
 
 def _limit(query: Tensor, key: Tensor, value: Tensor, masks: Masks, n_iters: int) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 LARGEST_DIRECT = 1024
 VALID, BAND = 0.7, 32  # the share of valid entries of a random window, and how far a band reaches
 BIAS, TRAINED_BIAS, RANDOM_WINDOW, BAND_WINDOW = "bias", "bias with gradient", "random window", "band window"
-MASKS = (BIAS, TRAINED_BIAS, RANDOM_WINDOW, BAND_WINDOW)
+TRIANGLE = "triangle"
+MASKS = (BIAS, TRAINED_BIAS, RANDOM_WINDOW, BAND_WINDOW, TRIANGLE)
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,9 @@ class Case:
     """Attention on (batch, heads, n, d) in `dtype`, which is the name of a torch dtype.
 
     `padding` is the share of masked tokens, None for no mask of tokens. `mask` names a mask of the scores: a float bias
-    (1, heads, n, n), without or with a gradient of its own, or a boolean window (batch, 1, n, n). With a tolerance
-    `tol` the case is attention at the limit, whatever `n_iters` is.
+    (1, heads, n, n), without or with a gradient of its own, a boolean window (batch, 1, n, n), or the triangle of
+    causal attention, which calls get as `is_causal`. With a tolerance `tol` the case is attention at the limit,
+    whatever `n_iters` is.
     """
 
     batch: int
@@ -37,6 +39,10 @@ class Case:
     def iterations(self) -> int | float:
         """The argument `n_iters` of a call: infinite at the limit."""
         return self.n_iters if self.tol is None else math.inf
+
+    @property
+    def is_causal(self) -> bool:
+        return self.mask == TRIANGLE
 
     @property
     def label(self) -> str:
@@ -94,9 +100,11 @@ def with_known_answer(case: Case) -> tuple[Inputs, Inputs, Tensor]:
     """Return inputs of the case, inputs small enough for the reference, and the index from these to those.
 
     Tokens that occur c times each share what one of them would get: every output and every gradient of the large
-    problem is that of the small one, exactly, at any number of iterations.
+    problem is that of the small one, exactly, at any number of iterations. Causal attention depends on the order of the
+    tokens, and is compared as it is.
     """
-    small = next(size for size in range(min(case.n, LARGEST_DIRECT), 0, -1) if case.n % size == 0)
+    most = case.n if case.is_causal else min(case.n, LARGEST_DIRECT)
+    small = next(size for size in range(most, 0, -1) if case.n % size == 0)
     base = draw(replace(case, n=small))
     if small == case.n:
         return base, base, torch.arange(small)
@@ -121,6 +129,6 @@ def _score_mask(case: Case, generator: torch.Generator) -> Tensor | None:
         position = torch.arange(case.n)
         band = (position[:, None] - position).abs() <= BAND
         return band.expand(case.batch, 1, -1, -1).contiguous()
-    if case.mask:
+    if case.mask and not case.is_causal:
         raise ValueError(f"Case: mask must be one of {MASKS}; got {case.mask!r}.")
     return None

@@ -32,6 +32,8 @@ MASKED: Bounds = {
     f"16 × 512, {RANDOM_WINDOW}": {5: 0.80},
     f"16 × 512, {BAND_WINDOW}": {5: 0.80},
 }
+CAUSAL: Bounds = {"16 × 512": {3: 1.3}, "8 × 1024": {3: 1.3}, "2 × 4096": {3: 1.5}}
+TOKEN: Bounds = {"8 × 4096, one token": {3: 1.5}}
 HALF: Bounds = {
     "8 × 1024, bfloat16": _counts(0.80, 0.80, 1.05),
     "2 × 4096, bfloat16": _counts(0.80, 0.80, 1.05),

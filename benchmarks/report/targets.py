@@ -28,6 +28,8 @@ def targets(suites: Suites) -> list[Target]:
         *_variants(suites),
         *_ratios(suites, "bias", bounds.MASKED, f"{TO_SDPA} with the same mask"),
         *_band_window(suites),
+        *_ratios(suites, "causal", bounds.CAUSAL, "causal, n_iters {n_iters}: time ÷ causal SDPA"),
+        *_ratios(suites, "causal", bounds.TOKEN, "n_iters {n_iters}: time ÷ SDPA on cached keys"),
         *_ratios(suites, "half", bounds.HALF, f"{TO_SDPA} in this precision"),
         *_ratios(suites, "long", bounds.LONG),
         *_threads(suites),

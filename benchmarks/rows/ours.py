@@ -13,7 +13,7 @@ LARGEST_REFERENCE = 1024
 
 def backend(name: str) -> Attention:
     def attention(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
-        return _attend(query, key, value, masks.scores, masks.tokens, case.iterations, case.tol, name)
+        return _attend(query, key, value, masks.scores, masks.tokens, case.is_causal, case.iterations, case.tol, name)
 
     return attention
 
@@ -24,20 +24,21 @@ def _attend(
     value: Tensor,
     scores: Tensor | None,
     tokens: Tensor | None,
+    is_causal: bool,
     n_iters: int | float,
     tol: float | None,
     name: str,
 ) -> Tensor:
-    return sinkhorn_attention(
-        query, key, value, scores, n_iters=n_iters, tol=tol, query_mask=tokens, key_mask=tokens, backend=name
-    )
+    masks = {"is_causal": is_causal, "query_mask": tokens, "key_mask": tokens}
+    return sinkhorn_attention(query, key, value, scores, n_iters=n_iters, tol=tol, backend=name, **masks)
 
 
 _attend_compiled = torch.compile(_attend, dynamic=False, fullgraph=True)
 
 
 def _compiled(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
-    return _attend_compiled(query, key, value, masks.scores, masks.tokens, case.iterations, case.tol, "torch")
+    given = (masks.scores, masks.tokens, case.is_causal)
+    return _attend_compiled(query, key, value, *given, case.iterations, case.tol, "torch")
 
 
 def _reference(inputs: Inputs) -> Step:

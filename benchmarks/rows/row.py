@@ -70,8 +70,8 @@ def peer(module: str, extra: str) -> ModuleType:
         raise Unavailable(f"{module} cannot be imported ({error}); pip install '.[{extra}]' in your clone") from None
 
 
-def refuse_mask(masks: Masks, name: str) -> None:
-    if masks.tokens is not None or masks.scores is not None:
+def refuse_mask(masks: Masks, name: str, case: Case | None = None) -> None:
+    if masks.tokens is not None or masks.scores is not None or (case is not None and case.is_causal):
         raise Unavailable(f"{name} has no mask")
 
 

@@ -11,11 +11,11 @@ from benchmarks.rows.row import Row, of_torch, refuse_mask
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
     mask = masks.scores if masks.tokens is None else masks.tokens[:, None, None, :]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=case.is_causal)
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, case: Case, masks: Masks) -> Tensor:
-    refuse_mask(masks, "eager SoftMax, as timed here,")
+    refuse_mask(masks, "eager SoftMax, as timed here,", case)
     return ((query @ key.mT) / math.sqrt(query.shape[-1])).softmax(-1) @ value
 
 

@@ -8,6 +8,7 @@ from benchmarks.settings import Settings
 from benchmarks.suites import (
     attention,
     bias,
+    causal,
     conversion,
     half,
     inference,
@@ -32,6 +33,7 @@ SUITES: dict[str, Callable[[Settings, Progress], Iterator[Measurement]]] = {
     "inference": inference.run,
     "masks": masks.run,
     "bias": bias.run,
+    "causal": causal.run,
     "half": half.run,
     "sharp": sharp.run,
     "one-head": one_head.run,

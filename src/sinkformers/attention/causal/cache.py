@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkformers.attention.causal.memory import TokenMemory
 from sinkformers.core import checks
 
 
@@ -14,7 +15,7 @@ class CacheLayer:
 
     Attributes:
         key, value: (…, m, d) and (…, m, e) of the tokens so far; None before the first call.
-        received: (…, (n_iters − 1)/2, m), the logarithm of the attention that keys have received in each column step.
+        received: (…, (n_iters − 1)/2, m), the logarithm of the attention that each key has received, by column step.
         expected: (…, m), what uniform attention would have given it.
         grows: whether keys and values of a call are new tokens, as in self-attention. In the cross-attention of a
             decoder every call has all keys, and only the sums are kept.
@@ -26,6 +27,7 @@ class CacheLayer:
         self.value: Tensor | None = None
         self.received: Tensor | None = None
         self.expected: Tensor | None = None
+        self._keys, self._values = TokenMemory(), TokenMemory()
 
     def __len__(self) -> int:
         return 0 if self.key is None else self.key.shape[-2]
@@ -37,7 +39,7 @@ class CacheLayer:
         return f"CacheLayer({len(self)} tokens)"
 
     def extended(self, caller: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens, the new ones last. The cache itself is not changed."""
+        """Keys and values of all tokens, the new ones last. What the cache holds is not changed."""
         if self.key is None or self.value is None:
             return key, value
         for name, old, new in (("key", self.key, key), ("value", self.value, value)):
@@ -51,7 +53,7 @@ class CacheLayer:
         checks.one_device(caller, "key", key, cache=self.key)
         if not self.grows:
             return key, value
-        return torch.cat([self.key, key], -2), torch.cat([self.value, value], -2)
+        return self._keys.append(self.key, key), self._values.append(self.value, value)
 
     def sums(self, caller: str, query: Tensor, new: int, col_steps: int) -> tuple[Tensor | None, Tensor | None]:
         """The running sums, extended by `new` keys that have received nothing; None before the first call."""

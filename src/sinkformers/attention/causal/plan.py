@@ -76,7 +76,9 @@ def plan_causal(
     empty = 0 in query.shape or 0 in value.shape
     if is_softmax(n_iters, settings.tau) and settings.backend == "auto" and not empty:
         if is_causal and n != m:
-            masks, is_causal = masks.with_entries(with_rank(_triangle(query, m), query.dim())), False
+            is_causal = False
+            if n > 1:  # a single query, the last, sees all keys
+                masks = masks.with_entries(with_rank(_triangle(query, m), query.dim()))
         options = (settings.dropout_p, is_causal, settings.scale, settings.enable_gqa, settings.l2)
         return Plan("sdpa", _softmax, (cache, kept, query, key, value, masks, *options))
     query, key, value = repeat_groups(query, key, value, settings.enable_gqa)

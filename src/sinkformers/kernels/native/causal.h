@@ -187,6 +187,7 @@ template <class T, class Base> struct InOrder : Base {
 
 template <class T> struct CausalForward : InOrder<T, Forward<T>> {
     using InOrder<T, Forward<T>>::InOrder;
+    using V = Vec<T>;
 
     void run(int64_t item, int64_t place) {
         this->enter(item, place);
@@ -246,18 +247,35 @@ template <class T> struct CausalForward : InOrder<T, Forward<T>> {
     }
     // Sums from the logarithms of earlier calls.
     void take_sums() {
-        const T lowest = (T)std::log(1 / this->MOST_RATIO) - 16;
+        const V never = splat(NEVER / 2), lowest = splat((T)std::log(1 / this->MOST_RATIO) - 16);
         for (int level = 0; level < this->col_steps; level++) {
             const T *before = received(level);
             T *to = this->running(level);
             std::fill(to, to + this->cols, (T)0);
-            for (int j = 0; before && j < this->live_m; j++) {
-                const T log = before[this->col_at[j] * this->args.received.j];
-                if (log <= NEVER / 2) continue;
-                if (log < lowest) this->in_range = false;
-                to[j] = std::exp(log);
-            }
+            if (!before) continue;
+            const bool adjacent = this->all_cols() && this->args.received.j == 1;
+            for (int j = 0; !adjacent && j < this->live_m; j++) to[j] = before[this->col_at[j] * this->args.received.j];
+            const T *logs = adjacent ? before : to;
+            typename Simd<T>::I lost = {};
+            const auto sums = [&](V log) {
+                lost |= (log > never) & (log < lowest);
+                return log > never || log != log ? exponential(log) : V{};
+            };
+            along<T>(
+                this->live_m, [&](int j) { store(to + j, sums(load(logs + j))); },
+                [&](int j, int count) { store_some(to + j, sums(load_some(logs + j, count, NEVER)), count); });
+            for (int l = 0; l < LANES<T>; l++) this->in_range &= !lost[l];
         }
+    }
+    // The logarithms of the sums that are not zero.
+    void put_logarithms(const T *sums, T *to) const {
+        const auto log = [&](V sum, V other) { return sum > V{} || sum != sum ? logarithm(sum) : other; };
+        along<T>(
+            this->m, [&](int j) { store(to + j, log(load(sums + j), load(to + j))); },
+            [&](int j, int count) {
+                const V old = load_some(to + j, count, NEVER), sum = load_some(sums + j, count, (T)0);
+                store_some(to + j, log(sum, old), count);
+            });
     }
     // Logarithms for later calls; keys that are masked keep what they had.
     void put_sums() {
@@ -267,10 +285,11 @@ template <class T> struct CausalForward : InOrder<T, Forward<T>> {
             const T *before = received(level);
             T *to = (T *)args.received_after + ((size_t)this->index * this->col_steps + level) * this->m;
             for (int j = 0; j < this->m; j++) to[j] = before ? before[j * args.received.j] : NEVER;
-            for (int j = 0; this->live_n && j < this->live_m; j++) {
-                const T s = this->running(level)[j];
-                if (s > 0 || s != s) to[this->col_at[j]] = std::log(s);
-            }
+            const T *sums = this->running(level);
+            if (this->live_n && this->all_cols()) put_logarithms(sums, to);
+            else
+                for (int j = 0; this->live_n && j < this->live_m; j++)
+                    if (sums[j] > 0 || sums[j] != sums[j]) to[this->col_at[j]] = std::log(sums[j]);
         }
         if (!args.expected_after) return;
         T *to = (T *)args.expected_after + (size_t)this->index * this->m;

@@ -53,7 +53,7 @@ class Native(Backend):
         from sinkformers.kernels import native
 
         call = call.in_working_dtype()
-        query, (*lead, _, _), m = call.query, call.query.shape, call.key.shape[-2]
+        query, lead, m = call.query, call.query.shape[:-2], call.key.shape[-2]
         steps, blocks = call.definition().col_steps(), len(call.blocks())
         arguments, expected = _arguments(call)
         written = {"starts": query.new_empty(*lead, blocks, steps, m)}
