@@ -93,6 +93,12 @@ class Case:
         return Case(**values)
 
     @property
+    def order(self) -> str:
+        """The definition that holds: a triangle with more than one step implies one."""
+        implied = "streaming" if self.causal and self.n_iters > 1 and self.tau != 0 else ""
+        return self.definition or implied
+
+    @property
     def compared_backend(self) -> str:
         """The backend as the library knows it."""
         return self.backend.partition(":")[0]

@@ -30,6 +30,8 @@ def _attention(random: Random, case: Case) -> Case:
         case = replace(case, m=case.n)
     if case.n == case.m and case.attn_mask is None and (definition == "prefix" or random.random() < 0.8):
         case = replace(case, causal=True)
+        if definition == "streaming" and random.random() < 0.5:
+            case = replace(case, definition="")  # which the triangle implies
     if definition == "prefix":
         case = _small(replace(case, backend=random.choice(("torch", "auto")), hub=False))
     if case.n_iters == 1 or case.tau == 0:  # torch's own SoftMax draws other entries
@@ -56,7 +58,7 @@ def _odd(random: Random) -> int:
 
 def can_be_chunked(case: Case) -> bool:
     """Whether queries may come in chunks: a triangle whose keys come with them, or cross-attention."""
-    streams = case.definition == "streaming" and case.function == "sinkhorn_attention" and case.backend != "reference"
+    streams = case.order == "streaming" and case.function == "sinkhorn_attention" and case.backend != "reference"
     tau_is_plain = not isinstance(case.tau, str)
     return streams and tau_is_plain and case.dropout == 0 and case.n > 0 and not case.hub
 

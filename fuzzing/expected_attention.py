@@ -31,8 +31,8 @@ def attention(case: Case, tensors: Tensors, dropout: Tensor | None) -> dict[str,
     if case.gradient == "limit":
         with torch.no_grad():
             run = oracle.converge(scores, valid, tau)
-    elif case.definition:
-        run = causal_oracle.iterate(scores, valid, case.n_iters, tau, case.definition)
+    elif case.order:
+        run = causal_oracle.iterate(scores, valid, case.n_iters, tau, case.order)
     else:
         run = oracle.iterate(scores, valid, case.n_iters, tau)
     w_out = clean(t["w_out"], rows[..., None])
@@ -52,7 +52,7 @@ def attention(case: Case, tensors: Tensors, dropout: Tensor | None) -> dict[str,
 def _errors(case: Case, t: Leaves, run: Any, parts: tuple[Any, ...], grads: Tensors) -> tuple[Tensors, Tensors]:
     """The error of each result, before it is rounded to its dtype; and the gradients, where they are implicit."""
     query, key, value, scale, bias, dropout, w_out = parts
-    rounding, rules = working(case), causal_bounds if case.definition else bounds
+    rounding, rules = working(case), causal_bounds if case.order else bounds
     eps, size = rounding.eps, abs(scale)
     drop = torch.ones_like(run.weights) if dropout is None else dropout
     left, right, s_err = _score_errors(case, query, key, scale, eps, run.cols)
