@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fuzzing import bounds
-from fuzzing.bounds import LARGEST, VANISHING, Backward, Forward, Rounding
+from fuzzing.bounds import LARGEST, VANISHING, Backward, Forward, Rounding, step_term
 from fuzzing.causal_oracle import CausalRun, Prefixes, Streamed, own_rows
 from fuzzing.oracle import masked_exp
 
@@ -99,9 +99,8 @@ def _backward(run: Streamed, known: Forward, d_weights: Tensor, magnitude: Tenso
     for step in reversed(range(len(known.averages))):
         average, error, lost = known.averages[step], known.errors[step] + 4 * eps, known.zeroed[step]
         if step % 2 == 0:
-            term, size = average * df[..., None], df.abs()[..., None]
-            term_error = average * (df_error[..., None] * (1 + error) + error * size) + lost * size
-            dg, dg_error, term = dg - term, dg_error + term_error, -term
+            term, term_error = step_term(average, error, lost, -df[..., None], df_error[..., None])
+            dg, dg_error = dg + term, dg_error + term_error
             df, df_error = torch.zeros_like(df), torch.zeros_like(df)
         else:
             excess, sums = run.excess[step // 2], run.sums[step // 2]
