@@ -6,7 +6,8 @@ Streaming, with scores C (minus infinity where masked) and T the running sum ove
     columns  g_ij = τ·(log T_ij − LSE_{k ≤ i}(C_kj + f_k))
     weights  exp(C_ij + f_i + g_ij)
 
-Prefix: row i is that of query i in plain Sinkhorn on the tokens that it sees, and itself.
+Prefix: row i is that of query i in plain Sinkhorn on the tokens that it sees, and itself. Queries that see no key are
+left out.
 """
 
 from typing import NamedTuple
@@ -95,7 +96,7 @@ def _running_lse(x: Tensor, seen: Tensor) -> Tensor:
 
 def _prefixes(scores: Tensor, valid: Tensor, n_iters: int, tau: Tensor) -> Prefixes:
     n = scores.shape[-1]
-    queries = valid | torch.eye(n, dtype=torch.bool)
+    queries = (valid | torch.eye(n, dtype=torch.bool)) & valid.any(-1)[..., None, :]
     inside = queries[..., None] & valid[..., None, :]
     each = oracle.iterate(
         scores[..., None, :, :].expand(inside.shape), inside, n_iters, tau[..., None].expand(inside.shape[:-2])

@@ -25,7 +25,7 @@ def operator(case: Case, tensors: Tensors) -> dict[str, Expected]:
     read = valid
     if case.definition == "prefix":  # which has the scores between all of its tokens, those that the mask hides too
         valid = valid.tril() if mask is None else valid
-        read = (valid.any(-1) | valid.any(-2))[..., None] & valid.any(-2)[..., None, :]
+        read = valid.any(-1)[..., None] & valid.any(-2)[..., None, :]
     scores = clean(t["scores"], read)
     if case.function == "sinkhorn_limit" and scores.numel():
         return _limit(case, t, scores, valid, tau, masses)

@@ -59,7 +59,7 @@ def arguments_of(case: Case) -> list[Argument]:
 def strangers(case: Case) -> list[str]:
     """The tensors that can be on a device of their own: a tau without axes goes with any, as in torch."""
     names = [each.name for each in arguments_of(case)]
-    others = [name for name in names[1:] if (name, case.tau) != ("tau", "scalar")]
+    others = [name for name in names[1:] if name != "tau" or (case.tau != "scalar" and case.lead)]
     return names if others else names[1:]
 
 
@@ -98,7 +98,7 @@ def _spoil(case: Case) -> list[str]:
         if case.attn_mask != "bool" or case.layouts.get(name) in SHARED or case.hub:
             return []
         if case.definition == "prefix":  # which has the scores between all of its tokens
-            read = "(valid.any(-1) | valid.any(-2))[..., None] & valid.any(-2)[..., None, :]"
+            read = "valid.any(-1)[..., None] & valid.any(-2)[..., None, :]"
             return [f"valid = {mask}", f"{name}.masked_fill_(~({read}), torch.nan)"]
         return [f"{name}.masked_fill_(~{mask}, torch.nan)"]
     everyone = f"torch.ones({shown((*case.lead, case.n, case.m))}, dtype=torch.bool)"

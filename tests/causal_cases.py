@@ -22,6 +22,7 @@ MASKS = {
     "prefix-LM": (K <= Q) | (K < 5),
     "block-causal": K // 4 <= Q // 4,
     "limited lookahead": K <= Q + 2,
+    "a query masked alone": (K <= Q) & (Q != 5),
     "every key": torch.ones(N, N, dtype=torch.bool),
     "cross-attention": torch.ones(N, 7, dtype=torch.bool),
     "cross-attention, padded": (torch.arange(7) < 5).expand(N, 7),
