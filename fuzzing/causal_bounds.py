@@ -16,7 +16,8 @@ def forward(run: CausalRun, s_err: Tensor, rounding: Rounding) -> Forward:
 def weight_error(run: CausalRun, known: Forward) -> Tensor:
     """Of the weights (…, n, m), absolute; exactly 0 where masked."""
     if isinstance(run, Prefixes):
-        return torch.where(run.valid, own_rows(bounds.weight_error(run.each, known)), 0.0)
+        zeroed = VANISHING[torch.float32] * LARGEST[torch.float32] ** 0.5  # the kernel is shared by all prefixes
+        return torch.where(run.valid, own_rows(bounds.weight_error(run.each, known)) + zeroed, 0.0)
     valid = run.scores != -torch.inf
     return torch.where(valid, run.weights * known.final.clamp_max(50).expm1() + known.zeroed[-1], 0.0)
 

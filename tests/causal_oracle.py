@@ -2,8 +2,8 @@
 
 Streaming, for row i with visible keys j: `T_j += 1/count`, then for each pair of steps `u = 1/(A_i·v)`,
 `s_j += u A_ij`, `v_j = (T_j/s_j)^tau`; the weights are `A_ij v_j` over their sum. Prefix: the row of query i in plain
-Sinkhorn on the tokens that it sees and itself, less queries that see no key, whose columns aim at rows over columns. Both are written with
-logarithms, so that no score is too large.
+Sinkhorn on the tokens that it sees and itself, less queries that see no key; columns aim at rows over columns. Both
+are written with logarithms, so that no score is too large.
 """
 
 import math

@@ -151,7 +151,7 @@ def prefix_weights(scores: Tensor, valid: Tensor, tau: Tensor | None, definition
         unsafe = unsafe | vanishes.any(-1) | (u.detach().amax(-1) * v.detach().amax(-1) > largest)
     weights = kernel * v
     total = weights.sum(-1, keepdim=True)
-    unsafe = unsafe | (valid.any(-1) & (total.detach()[..., 0] <= 0))
+    unsafe = unsafe | (valid.any(-1) & (v.detach().amax(-1) >= largest * total.detach()[..., 0]))
     if readable(scores) and bool(unsafe.any()):
         return prefix_reference(scores, valid, tau, definition)
     weights = weights / torch.where(total > 0, total, 1.0)
