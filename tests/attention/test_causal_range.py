@@ -64,7 +64,7 @@ def test_a_huge_score_that_no_query_sees_matters_to_none(definition):
 def test_a_later_key_that_a_query_likes_far_better(n_iters):
     """The kernel is shared by all prefixes, and small in rows such as these: denormal numbers are wrong by percents."""
     scores = torch.randn(N, N)
-    scores[:, -1] += torch.linspace(60, 97, N)
+    scores[:, -1] += torch.linspace(60, 104, N)
     weights = causal_sinkhorn(scores, n_iters=n_iters, definition="prefix")
     exact = oracle.weights(scores, n_iters, definition="prefix")
     assert_close(
