@@ -34,6 +34,7 @@ class Mask(NamedTuple):
     cols: Any  # bool (heads, m)
     lowest: float  # a bias down here means masked
     lead: tuple[int, ...]  # the leading axes that programs count through: see `counted`
+    behind: Any = None  # n − m where row i sees the columns up to i − behind only, as under a triangle; never positive
 
 
 def counted(lead: torch.Size) -> tuple[int, ...]:
@@ -101,6 +102,8 @@ def valid_lines(valid, head, index, count):
 def valid_entries(mask, head, i, j, row, col):
     """A tile of the mask, and of the bias: zero where masked."""
     valid = row[:, None] & col[None, :]
+    if mask.behind is not None:
+        valid = valid & ((j + mask.behind)[None, :] <= i[:, None])
     if mask.entries.data is not None:
         at = locate(mask.entries, mask.lead, head) + times(i, mask.entries.row)[:, None]
         valid = valid & (tl.load(at + times(j, mask.entries.col)[None, :], mask=valid, other=0) != 0)
