@@ -17,11 +17,14 @@ from sinkformers.kernels.triton.causal.tiles import (
     first_block,
     potential_tile,
     received_tile,
+    row_potential,
+    row_shift,
+    row_sum,
     spread_tile,
     start_of,
 )
 from sinkformers.kernels.triton.dropout import is_kept
-from sinkformers.kernels.triton.forward import relaxation, row_potential, row_shift, vector
+from sinkformers.kernels.triton.forward import relaxation, vector
 from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_lines
 
 
@@ -35,15 +38,18 @@ def through_values(incoming, v, dropout, head, i, j):
 
 
 @triton.jit
-def step_weights(scores, g, f, df, head, half, i, n, n_rows):
+def step_weights(scores, g, rows, df, head, half, i, n, n_rows):
     """The weights of row step `half`, and the part of their exponents' gradient that its row sums have."""
-    weights = tl.exp(scores + g + row_potential(f, head, n_rows, half, i, n)[:, None])
+    top, total = row_sum(rows, head, n_rows, half, i, n)
+    # Potentials may be large; relative to the largest exponent, what is left to round is small where weights are not.
+    weights = tl.exp(scores + g - top[:, None]) / total[:, None]
     return weights, -weights * vector(df, head, n_rows, half, i, n)[:, None]
 
 
 @triton.jit(do_not_specialize=["half"])
 def sums_adjoint(
-    d_out, query, key, value, mask, sums, n, m, f, tau, dropout, df, pulls, d_value, half, n_rows, n_cols, scale, d, e,
+    d_out, query, key, value, mask, sums, n, m, rows, tau, dropout, df, pulls, d_value,
+    half, n_rows, n_cols, scale, d, e,
     LAST: tl.constexpr, HAS_COLS: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
@@ -61,15 +67,15 @@ def sums_adjoint(
         i = number * ROWS + tl.arange(0, ROWS)
         row = valid_lines(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
-        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
+        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(rows, head, n_rows, i, n), scale, L2)
         valid = scores != float("-inf")
         g = tl.zeros_like(scores)
         received = g
         if HAS_COLS:
             expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
-            received = received_tile(sums, f, scores, head, number, half, i, j, n, m, n_rows, n_cols, ROWS)
+            received = received_tile(sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, ROWS)
             g = potential_tile(expected, received, valid, strength)
-        weights, grad = step_weights(scores, g, f, df, head, half + 1, i, n, n_rows)
+        weights, grad = step_weights(scores, g, rows, df, head, half + 1, i, n, n_rows)
         if LAST:
             incoming = tokens(d_out, mask.lead, head, i, row, e, E)
             if HAS_COLS:
@@ -80,7 +86,7 @@ def sums_adjoint(
         if HAS_COLS:
             tl.store(pulls + ((head.to(tl.int64) * blocks + number) * n_cols + half) * m + j, after, mask=j < m)
             start = start_of(sums, head, number, half, n_cols, j, n, m, ROWS)
-            own = row_potential(f, head, n_rows, half, i, n)
+            own = row_potential(rows, head, n_rows, half, i, n)
             _, after = spread_tile(scores, own, received, start, -strength * grad, after, ROWS)
     if LAST:
         if dropout.seed is not None:
@@ -93,7 +99,7 @@ def sums_adjoint(
 
 @triton.jit(do_not_specialize=["half"])
 def causal_row_adjoint(
-    d_out, query, key, value, mask, sums, n, m, f, tau, dropout, df, pulls, half, n_rows, n_cols, scale, d, e,
+    d_out, query, key, value, mask, sums, n, m, rows, tau, dropout, df, pulls, half, n_rows, n_cols, scale, d, e,
     LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Walk back over column step `half`, along the rows: `df = rowsum(H)`."""
@@ -102,7 +108,7 @@ def causal_row_adjoint(
     number = tl.program_id(0) % blocks
     row = valid_lines(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
-    shift = row_shift(f, head, n_rows, i, n)
+    shift = row_shift(rows, head, n_rows, i, n)
     incoming = tokens(d_out, mask.lead, head, i, row, e, E)
     strength = relaxation(tau, head)
     pulled = tl.zeros([ROWS], tl.float32)
@@ -113,15 +119,15 @@ def causal_row_adjoint(
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         valid = scores != float("-inf")
         expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
-        received = received_tile(sums, f, scores, head, number, half, i, j, n, m, n_rows, n_cols, ROWS)
+        received = received_tile(sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, ROWS)
         g = potential_tile(expected, received, valid, strength)
-        weights, grad = step_weights(scores, g, f, df, head, half + 1, i, n, n_rows)
+        weights, grad = step_weights(scores, g, rows, df, head, half + 1, i, n, n_rows)
         if LAST:
             v = tokens(value, mask.lead, head, j, col, e, E)
             grad += weights * through_values(incoming, v, dropout, head, i, j)
         start = start_of(sums, head, number, half, n_cols, j, n, m, ROWS)
         after = vector(pulls, head * blocks + number, n_cols, half, j, m)
-        own = row_potential(f, head, n_rows, half, i, n)
+        own = row_potential(rows, head, n_rows, half, i, n)
         spread, _ = spread_tile(scores, own, received, start, -strength * grad, after, ROWS)
         pulled += tl.sum(spread, 1)
     tl.store(df + (head.to(tl.int64) * n_rows + half) * n + i, tl.where(row, pulled, 0.0), mask=i < n)
@@ -129,7 +135,8 @@ def causal_row_adjoint(
 
 @triton.jit
 def causal_score_gradient(
-    scores, incoming, v, sums, n, m, f, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols, ROWS: tl.constexpr
+    scores, incoming, v, sums, n, m, rows, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols,
+    ROWS: tl.constexpr
 ):  # fmt: skip
     """A tile of the gradient of the scores, and the part that its rows have in the gradient of tau."""
     valid = scores != float("-inf")
@@ -137,9 +144,9 @@ def causal_score_gradient(
     expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
     received = expected  # so that no column step leaves all potentials at zero
     if n_cols > 0:
-        received = received_tile(sums, f, scores, head, number, n_cols - 1, i, j, n, m, n_rows, n_cols, ROWS)
+        received = received_tile(sums, rows, scores, head, number, n_cols - 1, i, j, n, m, n_rows, n_cols, ROWS)
     g = potential_tile(expected, received, valid, strength)
-    weights, own = step_weights(scores, g, f, df, head, n_rows - 1, i, n, n_rows)
+    weights, own = step_weights(scores, g, rows, df, head, n_rows - 1, i, n, n_rows)
     own += weights * through_values(incoming, v, dropout, head, i, j)
     grad = own
     d_tau = tl.zeros([ROWS], tl.float32)
@@ -147,21 +154,21 @@ def causal_score_gradient(
         half = n_cols - 1 - back
         start = start_of(sums, head, number, half, n_cols, j, n, m, ROWS)
         after = vector(pulls, head * tl.cdiv(n, ROWS) + number, n_cols, half, j, m)
-        f_half = row_potential(f, head, n_rows, half, i, n)
+        f_half = row_potential(rows, head, n_rows, half, i, n)
         spread, _ = spread_tile(scores, f_half, received, start, -strength * own, after, ROWS)
         d_tau += tl.sum(tl.where(valid, own * (expected - received), 0.0), 1)
         received = expected
         if half > 0:
-            received = received_tile(sums, f, scores, head, number, half - 1, i, j, n, m, n_rows, n_cols, ROWS)
+            received = received_tile(sums, rows, scores, head, number, half - 1, i, j, n, m, n_rows, n_cols, ROWS)
         g = potential_tile(expected, received, valid, strength)
-        _, own = step_weights(scores, g, f, df, head, half, i, n, n_rows)
+        _, own = step_weights(scores, g, rows, df, head, half, i, n, n_rows)
         grad += spread + own
     return tl.where(valid, grad, 0.0), d_tau
 
 
 @triton.jit
 def causal_query_step(
-    d_out, query, key, value, mask, sums, n, m, f, tau, dropout, df, pulls, d_query, d_bias, d_tau,
+    d_out, query, key, value, mask, sums, n, m, rows, tau, dropout, df, pulls, d_query, d_bias, d_tau,
     n_rows, n_cols, scale, d, e,
     L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
@@ -170,7 +177,7 @@ def causal_query_step(
     number = tl.program_id(0) % tl.cdiv(n, ROWS)
     row = valid_lines(mask.rows, head, i, n)
     q = tokens(query, mask.lead, head, i, row, d, D)
-    shift = row_shift(f, head, n_rows, i, n)
+    shift = row_shift(rows, head, n_rows, i, n)
     incoming = tokens(d_out, mask.lead, head, i, row, e, E)
     summed = tl.zeros([ROWS, D], tl.float32)
     of_tau = tl.zeros([ROWS], tl.float32)
@@ -181,7 +188,7 @@ def causal_query_step(
         v = tokens(value, mask.lead, head, j, col, e, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         grad, part = causal_score_gradient(
-            scores, incoming, v, sums, n, m, f, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols, ROWS
+            scores, incoming, v, sums, n, m, rows, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols, ROWS
         )  # fmt: skip
         of_tau += part
         if d_bias is not None:
@@ -198,7 +205,7 @@ def causal_query_step(
 
 @triton.jit
 def causal_key_step(
-    d_out, query, key, value, mask, sums, n, m, f, tau, dropout, df, pulls, d_key, n_rows, n_cols, scale, d, e,
+    d_out, query, key, value, mask, sums, n, m, rows, tau, dropout, df, pulls, d_key, n_rows, n_cols, scale, d, e,
     L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`dK = scale·dCᵀ Q`, less `scale·k` for every unit of its column where the cost is L2."""
@@ -213,9 +220,9 @@ def causal_key_step(
         row = valid_lines(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
         incoming = tokens(d_out, mask.lead, head, i, row, e, E)
-        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
+        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(rows, head, n_rows, i, n), scale, L2)
         grad, _ = causal_score_gradient(
-            scores, incoming, v, sums, n, m, f, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols, ROWS
+            scores, incoming, v, sums, n, m, rows, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols, ROWS
         )  # fmt: skip
         summed += tl.dot(tl.trans(grad).to(q.dtype), q, input_precision="ieee")
         if L2:

@@ -14,15 +14,29 @@ from sinkformers.kernels.triton.causal.tiles import (
     first_block,
     potential_tile,
     received_tile,
+    row_potential,
+    row_shift,
 )
 from sinkformers.kernels.triton.dropout import is_kept
-from sinkformers.kernels.triton.forward import fold, relaxation, row_potential, row_shift, store_rows, vector
+from sinkformers.kernels.triton.forward import fold, relaxation, vector
 from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_lines
+
+
+@triton.jit
+def store_sums(rows, head, n_rows, half, i, n, row, top, total, FIRST: tl.constexpr):
+    """Write the sums of a row step. Those of the first are relative to the maxima, which all later steps subtract."""
+    top = tl.where(row, top, 0.0)
+    at = rows + head.to(tl.int64) * (2 * n_rows + 1) * n + i
+    if FIRST:
+        tl.store(at, top, mask=i < n)
+        top = tl.zeros_like(top)
+    tl.store(at + (2 * half + 1) * n, top, mask=i < n)
+    tl.store(at + (2 * half + 2) * n, tl.where(row, total, 1.0), mask=i < n)
 
 
 @triton.jit(do_not_specialize=["half"])
 def causal_row_step(
-    query, key, value, mask, sums, n, m, f, tau, dropout, out, half, n_rows, n_cols, scale, d, e,
+    query, key, value, mask, sums, n, m, rows, tau, dropout, out, half, n_rows, n_cols, scale, d, e,
     FIRST: tl.constexpr, LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
@@ -33,7 +47,7 @@ def causal_row_step(
     q = tokens(query, mask.lead, head, i, row, d, D)
     shift = tl.zeros([ROWS], tl.float32)
     if not FIRST:
-        shift = row_shift(f, head, n_rows, i, n)
+        shift = row_shift(rows, head, n_rows, i, n)
     strength = relaxation(tau, head)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -46,7 +60,7 @@ def causal_row_step(
         if not FIRST:
             valid = scores != float("-inf")
             expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
-            received = received_tile(sums, f, scores, head, number, half - 1, i, j, n, m, n_rows, n_cols, ROWS)
+            received = received_tile(sums, rows, scores, head, number, half - 1, i, j, n, m, n_rows, n_cols, ROWS)
             scores += potential_tile(expected, received, valid, strength)
         weights, rescale, top, total = fold(scores, top, total, 1)
         if LAST:
@@ -63,12 +77,12 @@ def causal_row_step(
         result = tl.where(row[:, None], summed * factor[:, None], 0.0)
         tl.store(at, result.to(out.dtype.element_ty), mask=(i < n)[:, None] & (feature < e)[None, :])
     else:
-        store_rows(f, head, n_rows, half, i, n, row, top, total, FIRST)
+        store_sums(rows, head, n_rows, half, i, n, row, top, total, FIRST)
 
 
 @triton.jit(do_not_specialize=["half"])
 def causal_col_step(
-    query, key, mask, sums, n, m, f, before, after, half, n_rows, n_cols, scale, d,
+    query, key, mask, sums, n, m, rows, before, after, half, n_rows, n_cols, scale, d,
     L2: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """`LSE(before, C + f)` down the rows, written at the start of every block and after the last."""
@@ -84,6 +98,6 @@ def causal_col_step(
         i = number * ROWS + tl.arange(0, ROWS)
         row = valid_lines(mask.rows, head, i, n)
         q = tokens(query, mask.lead, head, i, row, d, D)
-        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(f, head, n_rows, i, n), scale, L2)
-        _, _, top, total = fold(scores + row_potential(f, head, n_rows, half, i, n)[:, None], top, total, 0)
+        scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(rows, head, n_rows, i, n), scale, L2)
+        _, _, top, total = fold(scores + row_potential(rows, head, n_rows, half, i, n)[:, None], top, total, 0)
     tl.store(after + (head.to(tl.int64) * n_cols + half) * m + j, top + tl.log(total), mask=j < m)

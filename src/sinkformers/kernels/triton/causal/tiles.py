@@ -3,9 +3,10 @@
 What a key has received by row i is a sum over the rows up to i. Its logarithm at the start of each block is in a
 table, so that a tile needs the scores of its own rows only: tiles are computed in any order, and in parallel.
 
-Both scans have two forms. The short one takes exponentials relative to the end of the block, and sums them up. That is
-exact enough while the sums of a block differ by less than a factor of e⁴⁰; in a tile with sharper scores, logarithms
-are added row by row instead, which no scores are too sharp for.
+Both scans have two forms. The short one sums exponentials relative to one row of the block. That is exact enough while
+the sums of a block differ by less than a factor of e⁴⁰; for entries beyond, logarithms are added row by row instead,
+which no scores are too sharp for. Forward, which form serves an entry depends on the rows above it only, as does its
+value, down to the last bit.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from sinkformers.kernels.triton.forward import row_potential, vector
+from sinkformers.kernels.triton.forward import vector
 
 FAR = tl.constexpr(40.0)
 
@@ -24,6 +25,26 @@ class Sums(NamedTuple):
     starts: Any  # (heads, blocks, column steps, m): logarithms of what keys have received
     expected: Any  # (heads, blocks, m): what uniform attention would have given them
     uniform: Any  # (heads, n): 1 over the number of keys that a row sees, 0 where it sees none
+
+
+@triton.jit
+def row_shift(rows, head, n_rows, i, n):
+    """The rows' maxima: the first row of a table (heads, 2·row steps + 1, n)."""
+    return vector(rows, head, 2 * n_rows + 1, 0, i, n)
+
+
+@triton.jit
+def row_sum(rows, head, n_rows, half, i, n):
+    """The largest exponent in a row of row step `half`, and the sum of exponentials relative to it."""
+    total = vector(rows, head, 2 * n_rows + 1, 2 * half + 2, i, n)
+    return vector(rows, head, 2 * n_rows + 1, 2 * half + 1, i, n), tl.where(total == 0, 1.0, total)
+
+
+@triton.jit
+def row_potential(rows, head, n_rows, half, i, n):
+    """The potentials f that row step `half` found."""
+    top, total = row_sum(rows, head, n_rows, half, i, n)
+    return -top - tl.log(total)
 
 
 @triton.jit
@@ -60,17 +81,21 @@ def expected_tile(sums, valid, head, number, i, j, n, m, ROWS: tl.constexpr):
 
 
 @triton.jit
-def received_tile(sums, f, scores, head, number, step, i, j, n, m, n_rows, n_cols, ROWS: tl.constexpr):
+def received_tile(sums, rows, scores, head, number, step, i, j, n, m, n_rows, n_cols, ROWS: tl.constexpr):
     """The logarithm of what each key has received by each row in column step `step`; of valid entries only."""
-    given = scores + row_potential(f, head, n_rows, step, i, n)[:, None]
+    given = scores + row_potential(rows, head, n_rows, step, i, n)[:, None]
     valid = given != float("-inf")
     start = start_of(sums, head, number, step, n_cols, j, n, m, ROWS)
-    top = tl.maximum(start, tl.max(given, 0))
-    total = tl.exp(start - top)[None, :] + tl.cumsum(tl.exp(given - top[None, :]), 0)
-    if tl.min(tl.where(valid, total, 1.0)) >= tl.exp(-FAR):
-        received = top[None, :] + tl.log(tl.where(valid, total, 1.0))
-    else:
-        received = add_up_logarithms(given, start, ROWS)
+    row = tl.arange(0, ROWS)[:, None]
+    first = row == tl.min(tl.where(valid, row, ROWS), 0)[None, :]
+    base = tl.maximum(start, tl.max(tl.where(first, given, float("-inf")), 0))  # of any sum down here the least
+    above = given - base[None, :]
+    above = tl.where(above > 80.0, 80.0, above)  # far enough, and no infinity
+    total = tl.exp(start - base)[None, :] + tl.cumsum(tl.exp(above), 0)
+    near = (total < tl.exp(FAR)) | (valid == 0)
+    received = base[None, :] + tl.log(tl.where(valid, total, 1.0))
+    if tl.min(near.to(tl.int32)) == 0:
+        received = tl.where(near, received, add_up_logarithms(given, start, ROWS))
     return received
 
 
