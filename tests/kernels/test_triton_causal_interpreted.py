@@ -90,10 +90,10 @@ def test_relaxed_columns(n_iters):
     CausalCase(3, n=11, n_iters=n_iters, tau=torch.tensor([0.0, 0.5, 1.0])).check()
 
 
-@pytest.mark.parametrize(("std", "n_iters"), [(10.0, 3), (100.0, 5)])
-def test_sharp_scores(std, n_iters):
+@pytest.mark.parametrize("std", [10.0, 100.0])
+def test_sharp_scores(std):
     """Four heads: the error of one number such as the gradient of tau, in the yardstick too, is a matter of luck."""
-    CausalCase(4, n=34, std=std, n_iters=n_iters, tau=torch.tensor([0.9, 0.8, 0.7, 0.6])).check()
+    CausalCase(4, n=34, std=std, tau=torch.tensor([0.9, 0.8, 0.7, 0.6])).check()
 
 
 def test_sums_that_no_exponential_holds():
@@ -214,12 +214,12 @@ def test_the_gradient_after_a_cache():
 
 def test_what_is_saved():
     """One vector per block and column step, and the shapes that the operator describes; no n×m matrix on the way."""
-    case = CausalCase(1, n=131, n_iters=5, entries=torch.rand(1, 131, 131) > 0.3, p=0.1)
+    case = CausalCase(1, n=97, entries=torch.rand(1, 97, 97) > 0.3, p=0.1)
     with Largest() as largest:
         case.run()
-    assert largest.size == 5 * 2 * 131 < 131 * 131 / 8
+    assert largest.size == 5 * 97 < 97 * 97 / 8  # two numbers per row step and row, and the rows' maxima
     result = BACKENDS["triton"].forward(case.call)
-    assert result.starts.shape == (1, 5, 2, 131)
+    assert result.starts.shape == (1, 4, 1, 97)
     for mine, described in zip(result, attend_causal._fake(case.call, "triton"), strict=True):
         assert (mine.shape, mine.dtype) == (described.shape, described.dtype)
 

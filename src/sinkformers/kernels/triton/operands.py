@@ -82,6 +82,15 @@ def tokens(operand, lead, head, index, valid, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def store_tokens(data, head, index, count, valid, width, values, WIDTH: tl.constexpr):
+    """Write tokens (block, WIDTH) of one matrix of a contiguous tensor; zero where masked."""
+    feature = tl.arange(0, WIDTH)
+    at = data + (head.to(tl.int64) * count + index)[:, None] * width + feature[None, :]
+    result = tl.where(valid[:, None], values, 0.0).to(data.dtype.element_ty)
+    tl.store(at, result, mask=(index < count)[:, None] & (feature < width)[None, :])
+
+
+@triton.jit
 def block(count, SIZE: tl.constexpr):
     """The matrix that this program works on, and the rows or columns of it."""
     blocks = tl.cdiv(count, SIZE)

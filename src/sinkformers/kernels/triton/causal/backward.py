@@ -25,7 +25,7 @@ from sinkformers.kernels.triton.causal.tiles import (
 )
 from sinkformers.kernels.triton.dropout import is_kept
 from sinkformers.kernels.triton.forward import relaxation, vector
-from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_lines
+from sinkformers.kernels.triton.operands import block, score_tile, store_tokens, tokens, valid_lines
 
 
 @triton.jit
@@ -91,10 +91,7 @@ def sums_adjoint(
     if LAST:
         if dropout.seed is not None:
             summed *= dropout.scale
-        feature = tl.arange(0, E)
-        at = d_value + (head.to(tl.int64) * m + j)[:, None] * e + feature[None, :]
-        result = tl.where(col[:, None], summed, 0.0).to(d_value.dtype.element_ty)
-        tl.store(at, result, mask=(j < m)[:, None] & (feature < e)[None, :])
+        store_tokens(d_value, head, j, m, col, e, summed, E)
 
 
 @triton.jit(do_not_specialize=["half"])
@@ -197,10 +194,7 @@ def causal_query_step(
         summed += tl.dot(grad.to(k.dtype), k, input_precision="ieee")
     if d_tau is not None:
         tl.store(d_tau + head.to(tl.int64) * n + i, of_tau, mask=i < n)
-    feature = tl.arange(0, D)
-    at = d_query + (head.to(tl.int64) * n + i)[:, None] * d + feature[None, :]
-    result = tl.where(row[:, None], summed * scale, 0.0).to(d_query.dtype.element_ty)
-    tl.store(at, result, mask=(i < n)[:, None] & (feature < d)[None, :])
+    store_tokens(d_query, head, i, n, row, d, summed * scale, D)
 
 
 @triton.jit
@@ -229,7 +223,4 @@ def causal_key_step(
             column += tl.sum(grad, 0)
     if L2:
         summed -= column[:, None] * k.to(tl.float32)
-    feature = tl.arange(0, D)
-    at = d_key + (head.to(tl.int64) * m + j)[:, None] * d + feature[None, :]
-    result = tl.where(col[:, None], summed * scale, 0.0).to(d_key.dtype.element_ty)
-    tl.store(at, result, mask=(j < m)[:, None] & (feature < d)[None, :])
+    store_tokens(d_key, head, j, m, col, d, summed * scale, D)

@@ -19,7 +19,7 @@ from sinkformers.kernels.triton.causal.tiles import (
 )
 from sinkformers.kernels.triton.dropout import is_kept
 from sinkformers.kernels.triton.forward import fold, relaxation, vector
-from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_lines
+from sinkformers.kernels.triton.operands import block, score_tile, store_tokens, tokens, valid_lines
 
 
 @triton.jit
@@ -72,10 +72,7 @@ def causal_row_step(
         factor = 1.0 / tl.where(row, total, 1.0)
         if dropout.seed is not None:
             factor *= dropout.scale
-        feature = tl.arange(0, E)
-        at = out + (head.to(tl.int64) * n + i)[:, None] * e + feature[None, :]
-        result = tl.where(row[:, None], summed * factor[:, None], 0.0)
-        tl.store(at, result.to(out.dtype.element_ty), mask=(i < n)[:, None] & (feature < e)[None, :])
+        store_tokens(out, head, i, n, row, e, summed * factor[:, None], E)
     else:
         store_sums(rows, head, n_rows, half, i, n, row, top, total, FIRST)
 
