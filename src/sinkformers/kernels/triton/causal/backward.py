@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from sinkformers.kernels.triton.causal.tiles import (
+    column_step_tile,
     columns_in_sight,
     expected_tile,
     first_block,
@@ -26,6 +27,20 @@ from sinkformers.kernels.triton.causal.tiles import (
 from sinkformers.kernels.triton.dropout import is_kept
 from sinkformers.kernels.triton.forward import relaxation, vector
 from sinkformers.kernels.triton.operands import block, score_tile, store_tokens, tokens, valid_lines
+
+
+@triton.jit
+def load_rows(d_out, query, mask, head, i, n, d, e, D: tl.constexpr, E: tl.constexpr):
+    """Which rows see a key, their queries, and the gradients of their outputs."""
+    row = valid_lines(mask.rows, head, i, n)
+    return row, tokens(query, mask.lead, head, i, row, d, D), tokens(d_out, mask.lead, head, i, row, e, E)
+
+
+@triton.jit
+def load_cols(key, value, mask, head, j, m, d, e, D: tl.constexpr, E: tl.constexpr):
+    """Which columns a row sees, their keys and their values."""
+    col = valid_lines(mask.cols, head, j, m)
+    return col, tokens(key, mask.lead, head, j, col, d, D), tokens(value, mask.lead, head, j, col, e, E)
 
 
 @triton.jit
@@ -56,28 +71,23 @@ def sums_adjoint(
     """Walk back over column step `half`, up the columns: what each block is pulled with. LAST: `dV = Pᵀ dO`."""
     head, j = block(m, COLS)
     blocks = tl.cdiv(n, ROWS)
-    col = valid_lines(mask.cols, head, j, m)
-    k = tokens(key, mask.lead, head, j, col, d, D)
-    v = tokens(value, mask.lead, head, j, col, e, E)
+    col, k, v = load_cols(key, value, mask, head, j, m, d, e, D, E)
     strength = relaxation(tau, head)
     summed = tl.zeros([COLS, E], tl.float32)
     after = tl.zeros([COLS], tl.float32)
     for back in range(blocks - first_block(mask, j, ROWS)):
         number = blocks - 1 - back
         i = number * ROWS + tl.arange(0, ROWS)
-        row = valid_lines(mask.rows, head, i, n)
-        q = tokens(query, mask.lead, head, i, row, d, D)
+        row, q, incoming = load_rows(d_out, query, mask, head, i, n, d, e, D, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(rows, head, n_rows, i, n), scale, L2)
-        valid = scores != float("-inf")
         g = tl.zeros_like(scores)
         received = g
         if HAS_COLS:
-            expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
-            received = received_tile(sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, ROWS)
-            g = potential_tile(expected, received, valid, strength)
+            received, g = column_step_tile(
+                sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, strength, ROWS
+            )
         weights, grad = step_weights(scores, g, rows, df, head, half + 1, i, n, n_rows)
         if LAST:
-            incoming = tokens(d_out, mask.lead, head, i, row, e, E)
             if HAS_COLS:
                 grad += weights * through_values(incoming, v, dropout, head, i, j)
             if dropout.seed is not None:
@@ -103,24 +113,19 @@ def causal_row_adjoint(
     head, i = block(n, ROWS)
     blocks = tl.cdiv(n, ROWS)
     number = tl.program_id(0) % blocks
-    row = valid_lines(mask.rows, head, i, n)
-    q = tokens(query, mask.lead, head, i, row, d, D)
+    row, q, incoming = load_rows(d_out, query, mask, head, i, n, d, e, D, E)
     shift = row_shift(rows, head, n_rows, i, n)
-    incoming = tokens(d_out, mask.lead, head, i, row, e, E)
     strength = relaxation(tau, head)
     pulled = tl.zeros([ROWS], tl.float32)
     for first in range(0, columns_in_sight(mask, number, m, ROWS), COLS):
         j = first + tl.arange(0, COLS)
-        col = valid_lines(mask.cols, head, j, m)
-        k = tokens(key, mask.lead, head, j, col, d, D)
+        col, k, v = load_cols(key, value, mask, head, j, m, d, e, D, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
-        valid = scores != float("-inf")
-        expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
-        received = received_tile(sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, ROWS)
-        g = potential_tile(expected, received, valid, strength)
+        received, g = column_step_tile(
+            sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, strength, ROWS
+        )
         weights, grad = step_weights(scores, g, rows, df, head, half + 1, i, n, n_rows)
         if LAST:
-            v = tokens(value, mask.lead, head, j, col, e, E)
             grad += weights * through_values(incoming, v, dropout, head, i, j)
         start = start_of(sums, head, number, half, n_cols, j, n, m, ROWS)
         after = vector(pulls, head * blocks + number, n_cols, half, j, m)
@@ -172,17 +177,13 @@ def causal_query_step(
     """`dQ = scale·dC K`, the rows' parts of tau's gradient, and `dC` itself where the bias asks for it."""
     head, i = block(n, ROWS)
     number = tl.program_id(0) % tl.cdiv(n, ROWS)
-    row = valid_lines(mask.rows, head, i, n)
-    q = tokens(query, mask.lead, head, i, row, d, D)
+    row, q, incoming = load_rows(d_out, query, mask, head, i, n, d, e, D, E)
     shift = row_shift(rows, head, n_rows, i, n)
-    incoming = tokens(d_out, mask.lead, head, i, row, e, E)
     summed = tl.zeros([ROWS, D], tl.float32)
     of_tau = tl.zeros([ROWS], tl.float32)
     for first in range(0, columns_in_sight(mask, number, m, ROWS), COLS):
         j = first + tl.arange(0, COLS)
-        col = valid_lines(mask.cols, head, j, m)
-        k = tokens(key, mask.lead, head, j, col, d, D)
-        v = tokens(value, mask.lead, head, j, col, e, E)
+        col, k, v = load_cols(key, value, mask, head, j, m, d, e, D, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         grad, part = causal_score_gradient(
             scores, incoming, v, sums, n, m, rows, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols, ROWS
@@ -204,16 +205,12 @@ def causal_key_step(
 ):  # fmt: skip
     """`dK = scale·dCᵀ Q`, less `scale·k` for every unit of its column where the cost is L2."""
     head, j = block(m, COLS)
-    col = valid_lines(mask.cols, head, j, m)
-    k = tokens(key, mask.lead, head, j, col, d, D)
-    v = tokens(value, mask.lead, head, j, col, e, E)
+    col, k, v = load_cols(key, value, mask, head, j, m, d, e, D, E)
     summed = tl.zeros([COLS, D], tl.float32)
     column = tl.zeros([COLS], tl.float32)
     for number in range(first_block(mask, j, ROWS), tl.cdiv(n, ROWS)):
         i = number * ROWS + tl.arange(0, ROWS)
-        row = valid_lines(mask.rows, head, i, n)
-        q = tokens(query, mask.lead, head, i, row, d, D)
-        incoming = tokens(d_out, mask.lead, head, i, row, e, E)
+        row, q, incoming = load_rows(d_out, query, mask, head, i, n, d, e, D, E)
         scores = score_tile(mask, head, i, j, row, col, q, k, row_shift(rows, head, n_rows, i, n), scale, L2)
         grad, _ = causal_score_gradient(
             scores, incoming, v, sums, n, m, rows, tau, dropout, df, pulls, head, number, i, j, n_rows, n_cols, ROWS

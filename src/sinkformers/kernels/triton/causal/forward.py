@@ -9,11 +9,9 @@ import triton
 import triton.language as tl
 
 from sinkformers.kernels.triton.causal.tiles import (
+    column_step_tile,
     columns_in_sight,
-    expected_tile,
     first_block,
-    potential_tile,
-    received_tile,
     row_potential,
     row_shift,
 )
@@ -58,10 +56,10 @@ def causal_row_step(
         k = tokens(key, mask.lead, head, j, col, d, D)
         scores = score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
         if not FIRST:
-            valid = scores != float("-inf")
-            expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
-            received = received_tile(sums, rows, scores, head, number, half - 1, i, j, n, m, n_rows, n_cols, ROWS)
-            scores += potential_tile(expected, received, valid, strength)
+            _, g = column_step_tile(
+                sums, rows, scores, head, number, half - 1, i, j, n, m, n_rows, n_cols, strength, ROWS
+            )
+            scores += g
         weights, rescale, top, total = fold(scores, top, total, 1)
         if LAST:
             if dropout.seed is not None:

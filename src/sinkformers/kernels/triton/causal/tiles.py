@@ -100,6 +100,15 @@ def received_tile(sums, rows, scores, head, number, step, i, j, n, m, n_rows, n_
 
 
 @triton.jit
+def column_step_tile(sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, strength, ROWS: tl.constexpr):
+    """What each key has received by each row in column step `half`, and the potentials that follow from it."""
+    valid = scores != float("-inf")
+    expected = expected_tile(sums, valid, head, number, i, j, n, m, ROWS)
+    received = received_tile(sums, rows, scores, head, number, half, i, j, n, m, n_rows, n_cols, ROWS)
+    return received, potential_tile(expected, received, valid, strength)
+
+
+@triton.jit
 def add_up_logarithms(given, start, ROWS: tl.constexpr):
     """`log(exp(start) + Σ exp(given))` down the rows, one after the other."""
     row = tl.arange(0, ROWS)
