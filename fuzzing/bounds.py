@@ -111,8 +111,7 @@ def backward(run: Run, known: Forward, d_weights: Tensor, magnitude: Tensor, rou
     for step in reversed(range(len(known.averages))):
         average, error, lost = known.averages[step], known.errors[step] + 4 * eps, known.zeroed[step]
         if step % 2 == 0:
-            term, size = average * df[..., None], df.abs()[..., None]
-            term_error = average * (df_error[..., None] * (1 + error) + error * size) + lost * size
+            term, term_error = step_term(average, error, lost, df[..., None], df_error[..., None])
             dg, dg_error = dg - term.sum(-2), dg_error + term_error.sum(-2)
             df, df_error = torch.zeros_like(df), torch.zeros_like(df)
         else:
@@ -120,9 +119,13 @@ def backward(run: Run, known: Forward, d_weights: Tensor, magnitude: Tensor, rou
             excess_error = known.excess[step // 2] + eps * excess.abs()
             tau_error = tau_error + (dg_error * (excess.abs() + excess_error) + dg.abs() * excess_error).sum(-1)
             by = run.tau[..., None, None]
-            term, size = by * average * dg[..., None, :], dg.abs()[..., None, :]
-            term_error = by * (average * (dg_error[..., None, :] * (1 + error) + error * size) + lost * size)
+            term, term_error = step_term(average, error, lost, by * dg[..., None, :], by * dg_error[..., None, :])
             df, df_error = df - term.sum(-1), df_error + term_error.sum(-1)
             dg, dg_error = torch.zeros_like(dg), torch.zeros_like(dg)
         grad, grad_error = grad - term, grad_error + term_error
     return Backward(grad, grad_error, tau_error)
+
+
+def step_term(average: Tensor, error: Tensor, lost: Tensor, d: Tensor, d_error: Tensor) -> tuple[Tensor, Tensor]:
+    """What a step adds to the gradient (…, n, m), from that of its potentials; and its error."""
+    return average * d, average * (d_error * (1 + error) + error * d.abs()) + lost * d.abs()

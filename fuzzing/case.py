@@ -52,6 +52,11 @@ class Case:
     gradient: str = "unrolled"
     dropout: float = 0.0
     causal: bool = False
+    """is_causal of attention."""
+    definition: str = ""
+    """Of causal weights: streaming or prefix; "" for plain ones."""
+    chunks: tuple[int, ...] = ()
+    """The queries of each call with a cache; the gradient is then left out."""
     hub: bool = False
 
     attn_mask: str | None = None
@@ -82,10 +87,16 @@ class Case:
         values = json.loads(text)
         known = {each.name for each in fields(Case)}
         assert known >= set(values), f"unknown fields: {set(values) - known}"
-        for name in ("lead", "key_lead", "value_lead", "tau_range"):
+        for name in ("lead", "key_lead", "value_lead", "tau_range", "chunks"):
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
         return Case(**values)
+
+    @property
+    def order(self) -> str:
+        """The definition that holds: a triangle with more than one step implies one."""
+        implied = "streaming" if self.causal and self.n_iters > 1 and self.tau != 0 else ""
+        return self.definition or implied
 
     @property
     def compared_backend(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fuzzing.arguments import size_of
 from fuzzing.case import Case
+from fuzzing.draw_causal import can_be_chunked, draw_causal, draw_chunks
 from fuzzing.draw_modules import draw_module
 from fuzzing.layouts import LAYOUTS
 from fuzzing.program import arguments_of, output_shapes, strangers
@@ -19,6 +20,7 @@ WIDE = (255, 257, 1000, 12288, 12304, 16387)
 FUNCTIONS = {
     "sinkhorn_attention": 52,
     "sinkhorn": 16,
+    "causal_sinkhorn": 8,
     "Sinkhorn": 2,
     "sinkhorn_limit": 4,
     "attention_with_weights": 6,
@@ -40,8 +42,9 @@ def draw(seed: int, backends: Sequence[str], functions: Sequence[str] | None = N
     case = _sizes(random, case)
     case = _settings(random, case)
     case = _masks(random, case) if random.random() < 0.6 else case
+    case = draw_causal(random, case)
     case = _fit(case)
-    case = _transform(random, case, compiles)
+    case = _chunks_or_transform(random, case, compiles)
     case = _layouts(random, case)
     return _machine(random, case)
 
@@ -181,12 +184,25 @@ def _fit(case: Case) -> Case:
     return case
 
 
+def _chunks_or_transform(random: Random, case: Case, compiles: bool) -> Case:
+    if can_be_chunked(case) and random.random() < 0.3:
+        return draw_chunks(random, case)
+    case = _transform(random, case, compiles)
+    if case.definition == "prefix" and case.transform.startswith(("vmap", "jacrev", "compile")):
+        # Values cannot be read there, and prefixes beyond the floating-point range are NaN.
+        case = replace(case, std=min(case.std, 1.0), scale=None, hub=False, cost="dot", offset=0.0)
+    return case
+
+
 def _transform(random: Random, case: Case, compiles: bool) -> Case:
     if case.function == "marginal_error" or random.random() < 0.7:
         return case
     kinds = ["checkpoint:not", "checkpoint:reentrant"]
     alone = (
-        case.dropout == 0 and not case.nan and size_of(case) > 0 and case.function in ("sinkhorn", "sinkhorn_attention")
+        case.dropout == 0
+        and not case.nan
+        and size_of(case) > 0
+        and case.function in ("sinkhorn", "causal_sinkhorn", "sinkhorn_attention")
     )
     if alone and size_of(case) * case.n_iters < BUDGET / 8 and max(case.d, case.e) < 100:
         kinds += ["vmap", "vmap", "vmap_vjp"]
@@ -208,7 +224,7 @@ def _vmap_axes(random: Random, case: Case) -> Case:
     if case.hub:
         chosen = [name for name in chosen if name not in ("attn_mask", "scores")] or ["query"]
     ranks = {name: _rank(case, name) for name in chosen}
-    if any(rank is None for rank in ranks.values()) or (case.function == "sinkhorn" and case.hub):
+    if any(rank is None for rank in ranks.values()) or (case.function in ("sinkhorn", "causal_sinkhorn") and case.hub):
         return replace(case, transform="plain")
     dims = {name: random.randint(0, rank) for name, rank in ranks.items() if rank is not None}
     out = len(output_shapes(case)["out"])

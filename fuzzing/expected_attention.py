@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzzing import bounds, oracle
+from fuzzing import bounds, causal_bounds, causal_oracle, oracle
 from fuzzing.arguments import mask_shape, size_of
 from fuzzing.case import Case
 from fuzzing.expected_operator import limit_error
@@ -31,6 +31,8 @@ def attention(case: Case, tensors: Tensors, dropout: Tensor | None) -> dict[str,
     if case.gradient == "limit":
         with torch.no_grad():
             run = oracle.converge(scores, valid, tau)
+    elif case.order:
+        run = causal_oracle.iterate(scores, valid, case.n_iters, tau, case.order)
     else:
         run = oracle.iterate(scores, valid, case.n_iters, tau)
     w_out = clean(t["w_out"], rows[..., None])
@@ -44,23 +46,23 @@ def attention(case: Case, tensors: Tensors, dropout: Tensor | None) -> dict[str,
         found = {name: t.rounded("query", x, errors[name]) for name, x in exact.items()}
         for name, x in grads.items():
             found[f"d_{name}"] = t.rounded(name, x, errors[f"d_{name}"])
-    return found
+    return {"out": found["out"]} if case.chunks else found
 
 
-def _errors(case: Case, t: Leaves, run: oracle.Run, parts: tuple[Any, ...], grads: Tensors) -> tuple[Tensors, Tensors]:
+def _errors(case: Case, t: Leaves, run: Any, parts: tuple[Any, ...], grads: Tensors) -> tuple[Tensors, Tensors]:
     """The error of each result, before it is rounded to its dtype; and the gradients, where they are implicit."""
     query, key, value, scale, bias, dropout, w_out = parts
-    rounding = working(case)
+    rounding, rules = working(case), causal_bounds if case.order else bounds
     eps, size = rounding.eps, abs(scale)
     drop = torch.ones_like(run.weights) if dropout is None else dropout
     left, right, s_err = _score_errors(case, query, key, scale, eps, run.cols)
     s_err = s_err + eps * (
         run.scores.abs().nan_to_num(posinf=0) + (0 if bias is None else bias.abs().nan_to_num(posinf=0))
     )
-    known = bounds.forward(run, s_err, rounding)
+    known = rules.forward(run, s_err, rounding)
     if case.gradient == "limit":
         known = known._replace(final=known.final + limit_error(case, run))
-    off = bounds.weight_error(run, known)
+    off = rules.weight_error(run, known)
     e, m = value.shape[-1], key.shape[-2]
     weights = run.weights * drop
     errors = {"out": (off * drop) @ value.abs() + eps * (m**0.5 + 2) * (weights @ value.abs()), "weights": off * drop}
@@ -68,7 +70,7 @@ def _errors(case: Case, t: Leaves, run: oracle.Run, parts: tuple[Any, ...], grad
     if case.function == "attention_with_weights":
         d_weights, magnitude = d_weights + drop * t["w_weights"], magnitude + drop * t["w_weights"].abs()
     if case.gradient == "unrolled":
-        back = bounds.backward(run, known, d_weights, magnitude * (1 + eps * e**0.5), rounding)
+        back = rules.backward(run, known, d_weights, magnitude * (1 + eps * e**0.5), rounding)
     else:
         back = _implicit(run, known, d_weights, magnitude, case)
     off_scores, d_scores = back.scores_error, back.scores.abs()

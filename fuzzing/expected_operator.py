@@ -1,9 +1,11 @@
 """What the operator, its limit and its diagnostics must give."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fuzzing import bounds, oracle
+from fuzzing import bounds, causal_bounds, causal_oracle, oracle
 from fuzzing.arguments import mask_shape
 from fuzzing.bounds import SAFETY
 from fuzzing.case import Case
@@ -20,24 +22,33 @@ def operator(case: Case, tensors: Tensors) -> dict[str, Expected]:
     masses = {
         name: x.expand(*case.lead, x.shape[-1]) for name in ("row_mass", "col_mass") if (x := t.get(name)) is not None
     }
-    scores = clean(t["scores"], valid)
+    read = valid
+    if case.definition == "prefix":  # which has the scores between all of its tokens, those that the mask hides too
+        valid = valid.tril() if mask is None else valid
+        read = valid.any(-1)[..., None] & valid.any(-2)[..., None, :]
+    scores = clean(t["scores"], read)
     if case.function == "sinkhorn_limit" and scores.numel():
         return _limit(case, t, scores, valid, tau, masses)
-    run = oracle.iterate(scores, valid, case.n_iters, tau, **masses)
+    run: Any = None
+    if case.definition:
+        valid = valid.tril() if mask is None else valid
+        run, rules = causal_oracle.iterate(scores, valid, case.n_iters, tau, case.definition), causal_bounds
+    else:
+        run, rules = oracle.iterate(scores, valid, case.n_iters, tau, **masses), bounds
     weights = run.weights
-    w_out = clean(t["w_out"], (run.scores != -torch.inf))
+    w_out = clean(t["w_out"], valid & (run.scores != -torch.inf))
     grads = t.gradients([weights], [w_out])
     with torch.no_grad():
         rounding = working(case)
         s_err = rounding.eps * run.scores.abs().nan_to_num(posinf=0)
-        known = bounds.forward(run, s_err, rounding)
-        back = bounds.backward(run, known, w_out, w_out.abs(), rounding)
+        known = rules.forward(run, s_err, rounding)
+        back = rules.backward(run, known, w_out, w_out.abs(), rounding)
         error = back.scores_error
         if is_softmax(case):  # whose own gradient is taken from the weights as they were rounded
             size = run.weights * w_out.abs()
             unit = torch.finfo(t.given["scores"].dtype).eps
             error = error + 4 * unit * (size + run.weights * size.sum(-1, keepdim=True))
-        found = {"out": t.rounded("scores", weights, bounds.weight_error(run, known))}
+        found = {"out": t.rounded("scores", weights, rules.weight_error(run, known))}
         found["d_scores"] = t.rounded("scores", grads["scores"], error)
         if "tau" in grads:
             found["d_tau"] = t.rounded("tau", grads["tau"], reduced(back.tau_error, t["tau"].shape))

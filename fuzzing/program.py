@@ -11,7 +11,7 @@ from fuzzing.case import Case
 from fuzzing.layouts import SHARED
 
 ATTENTION = ("sinkhorn_attention", "attention_with_weights")
-OPERATORS = ("sinkhorn", "Sinkhorn", "sinkhorn_limit")
+OPERATORS = ("sinkhorn", "Sinkhorn", "sinkhorn_limit", "causal_sinkhorn")
 HOME = {"attention_with_weights": "sinkformers.attention"}
 
 
@@ -24,7 +24,7 @@ def program(case: Case) -> str:
     home = HOME.get(case.function, "sinkformers")
     lines = [
         "import torch",
-        f"from {home} import {case.function}",
+        f"from {home} import {case.function}{', SinkhornCache' if case.chunks else ''}",
         "",
         *settings(case),
         f"torch.manual_seed({case.seed})",
@@ -38,7 +38,7 @@ def program(case: Case) -> str:
     if case.nan:
         lines += _spoil(case)
     lines += devices(case, [each.name for each in arguments], list(outputs))
-    wanted = [each.name for each in arguments if each.differentiable]
+    wanted = [each.name for each in arguments if each.differentiable and not case.chunks]
     lines += [f"{name} = {name}.detach().requires_grad_()" for name in wanted]
     lines += [
         "",
@@ -59,7 +59,7 @@ def arguments_of(case: Case) -> list[Argument]:
 def strangers(case: Case) -> list[str]:
     """The tensors that can be on a device of their own: a tau without axes goes with any, as in torch."""
     names = [each.name for each in arguments_of(case)]
-    others = [name for name in names[1:] if (name, case.tau) != ("tau", "scalar")]
+    others = [name for name in names[1:] if name != "tau" or (case.tau != "scalar" and case.lead)]
     return names if others else names[1:]
 
 
@@ -97,6 +97,9 @@ def _spoil(case: Case) -> list[str]:
         name, mask = "scores", f"mask.expand({shown((*case.lead, case.n, case.m))})"
         if case.attn_mask != "bool" or case.layouts.get(name) in SHARED or case.hub:
             return []
+        if case.definition == "prefix":  # which has the scores between all of its tokens
+            read = "valid.any(-1)[..., None] & valid.any(-2)[..., None, :]"
+            return [f"valid = {mask}", f"{name}.masked_fill_(~({read}), torch.nan)"]
         return [f"{name}.masked_fill_(~{mask}, torch.nan)"]
     everyone = f"torch.ones({shown((*case.lead, case.n, case.m))}, dtype=torch.bool)"
     lines = [f"valid = {everyone}{'.tril()' if case.causal else ''}"]
@@ -143,10 +146,13 @@ def keywords(case: Case, arguments: list[Argument]) -> list[str]:
         optional = {"scale": case.scale, "dropout_p": case.dropout or None}
         words += [f"{name}={value}" for name, value in optional.items() if value is not None]
     if case.function == "sinkhorn_attention":
+        words += [f'causal="{case.definition}"'] * bool(case.definition)
         words += ["is_causal=True"] * case.causal + ["enable_gqa=True"] * (case.groups > 1)
         words += [f'cost="{case.cost}"'] * (case.cost != "dot") + [f'gradient="{case.gradient}"'] * (
             case.gradient == "implicit"
         )
+    if case.function == "causal_sinkhorn":
+        words.append(f'definition="{case.definition}"')
     if case.function in ("sinkhorn_attention", "sinkhorn"):
         words.append(f'backend="{case.compared_backend}"')
     return words + one_way(case)
@@ -159,7 +165,7 @@ def limit_tolerance(case: Case) -> float:
 def one_way(case: Case) -> list[str]:
     """Masks that order the tokens are passed on purpose, where the function needs a keyword for it."""
     function = public(case.function)
-    masked = case.function in ATTENTION and case.attn_mask is not None
+    masked = case.function in ATTENTION and case.attn_mask is not None and not case.definition
     return ["allow_one_way_mask=True"] * (masked and "allow_one_way_mask" in inspect.signature(function).parameters)
 
 
@@ -180,9 +186,32 @@ def _definition(case: Case, arguments: list[Argument]) -> list[str]:
     elif case.function == "sinkhorn_limit":
         words.append("return_info=True")
         inside = f"sinkhorn_limit({', '.join([*positional, *words])})[0]"
+    elif case.chunks:
+        return _in_chunks(case, names, words)
     else:
         inside = f"{case.function}({', '.join([*positional, *words])})"
     return [f"def call({', '.join(names)}):", f"    return {inside}", ""]
+
+
+def _in_chunks(case: Case, names: list[str], words: list[str]) -> list[str]:
+    """Calls with a cache, one chunk of queries after the other; cross-attention has all keys in each of them."""
+    part, upto = "[..., start:stop, :]", ":stop" if case.causal else ":"
+    tokens = [f"query{part}", *(f"{name}{part if case.causal else ''}" for name in ("key", "value"))]
+    rows = "start:stop" if case.attn_mask and mask_shape(case)[-2] != 1 else ":"
+    cuts = {"query_mask": "[..., start:stop]", "key_mask": f"[..., {upto}]", "attn_mask": f"[..., {rows}, :]"}
+    words = [f"{word}{cuts.get(word.partition('=')[2], '')}" for word in words]
+    layer = "cache[0]" if case.causal else "cache.cross(0)"
+    stops = [sum(case.chunks[: at + 1]) for at in range(len(case.chunks))]
+    spans = list(zip([0, *stops], stops, strict=False))
+    return [
+        f"def call({', '.join(names)}):",
+        "    cache = SinkhornCache()",
+        "    return torch.cat([",
+        f"        sinkhorn_attention({', '.join([*tokens, *words])}, cache={layer})",
+        f"        for start, stop in {spans}",
+        "    ], -2)",
+        "",
+    ]
 
 
 def transformed(case: Case, names: list[str], wanted: list[str], outputs: list[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 Streaming, for row i with visible keys j: `T_j += 1/count`, then for each pair of steps `u = 1/(A_i·v)`,
 `s_j += u A_ij`, `v_j = (T_j/s_j)^tau`; the weights are `A_ij v_j` over their sum. Prefix: the row of query i in plain
-Sinkhorn on the tokens that it sees and itself, whose columns aim at rows over columns. Both are written with
-logarithms, so that no score is too large.
+Sinkhorn on the tokens that it sees and itself, less queries that see no key; columns aim at rows over columns. Both
+are written with logarithms, so that no score is too large.
 """
 
 import math
@@ -45,7 +45,7 @@ def prefix(scores, mask, n_iters, tau=1.0):
     weights = np.zeros((n, n))
     for i in range(n):
         keys = [j for j in range(n) if mask[i, j]]
-        queries = sorted({*keys, i})
+        queries = sorted(j for j in {*keys, i} if mask[j].any())  # one that sees no key is masked
         if not keys:
             continue
         g, target = dict.fromkeys(keys, 0.0), math.log(len(queries) / len(keys))

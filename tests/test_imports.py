@@ -134,7 +134,9 @@ def test_kernels_are_imported_by_backends_alone():
         at_the_top = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert "kernels" not in packages_imported(ast.unparse(ast.Module(at_the_top, [])), dotted_package(file)), file
     backends = {f"{package}/backends/{name}.py" for package in ("core", "attention") for name in ("native", "triton")}
-    assert reaching == {"core/backend.py", "attention/limit/backends/native.py", *backends}
+    places = ("limit/backends/native", "causal/backends/native", "causal/backends/triton")
+    others = {f"attention/{place}.py" for place in places}
+    assert reaching == {"core/backend.py", *others, *backends}
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,11 @@ def test_masking_equals_deletion(backend, way, side, filling):
     assert_close(out[:, real], expected, atol=1e-13, rtol=0)
     assert not out[:, ~real].any()
     d_out = torch.randn_like(out)
+    incoming = d_out.masked_fill(~real[:, None], filling)
     for got, exact in zip(
-        causal_gradients(out, whole, d_out=d_out), causal_gradients(expected, alone, d_out=d_out[:, real]), strict=True
+        causal_gradients(out, whole, d_out=incoming),
+        causal_gradients(expected, alone, d_out=d_out[:, real]),
+        strict=True,
     ):
         assert_close(got[:, real], exact, atol=1e-12, rtol=0)
         assert not got[:, ~real].any()

@@ -35,6 +35,7 @@ def may_depend(mask, definition):
         else:  # the tokens that it sees, and itself
             queries = mask[i].clone()
             queries[i] = True
+            queries &= mask.any(-1)
             allowed[i] = queries[:, None] & mask[i]
     return allowed
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fuzzing import bounds, judge, oracle
+from fuzzing import bounds, causal_bounds, causal_oracle, judge, oracle
 from fuzzing.case import BACKENDS, Case
 from fuzzing.child import Child
 from fuzzing.command import summary
@@ -16,6 +16,7 @@ from fuzzing.draw import draw
 from fuzzing.judgement import Verdict
 from fuzzing.shrink import features, shrink
 from fuzzing.snippet import snippet
+from tests import causal_oracle as loops
 from tests import oracle as other
 
 
@@ -42,6 +43,9 @@ def test_every_function_layout_and_transform_is_drawn():
     }
     assert {len(case.lead) + 2 for case in cases} >= {2, 3, 4, 5, 6}
     assert any(0 in (case.n, case.m, case.d, case.e) for case in cases)
+    for function in ("sinkhorn_attention", "causal_sinkhorn"):
+        assert {case.order for case in cases if case.function == function} >= {"streaming", "prefix"}
+    assert {case.causal for case in cases if case.chunks} == {True, False}
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 5, 6])
@@ -54,18 +58,36 @@ def test_two_oracles_agree(n_iters):
     assert_close(run.weights, other.batch_weights(scores, n_iters, tau, mask, row_mass), rtol=0, atol=1e-13)
 
 
+def compare_gradients(run, scores, rules, *, atol):
+    d_weights = torch.randn(scores.shape, dtype=torch.float64)
+    (grad,) = torch.autograd.grad(run.weights, scores, d_weights)
+    with torch.no_grad():
+        rounding = bounds.Rounding.of(torch.float32)
+        known = rules.forward(run, torch.zeros_like(scores), rounding)
+        back = rules.backward(run, known, d_weights, d_weights.abs(), rounding)
+    assert_close(back.scores, grad, rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("n_iters", [1, 4, 7])
 def test_the_gradient_that_bounds_are_derived_from_is_autograds(n_iters):
     scores = torch.randn(2, 5, 7, dtype=torch.float64, requires_grad=True)
     tau = torch.rand(2, dtype=torch.float64)
     run = oracle.iterate(scores, torch.rand(2, 5, 7) < 0.8, n_iters, tau)
-    d_weights = torch.randn(2, 5, 7, dtype=torch.float64)
-    (grad,) = torch.autograd.grad(run.weights, scores, d_weights)
-    with torch.no_grad():
-        rounding = bounds.Rounding.of(torch.float32)
-        known = bounds.forward(run, torch.zeros_like(scores), rounding)
-        back = bounds.backward(run, known, d_weights, d_weights.abs(), rounding)
-    assert_close(back.scores, grad, rtol=0, atol=1e-14)
+    compare_gradients(run, scores, bounds, atol=1e-14)
+
+
+@pytest.mark.parametrize("definition", ["streaming", "prefix"])
+@pytest.mark.parametrize("n_iters", [1, 3, 7])
+def test_two_causal_oracles_agree(n_iters, definition):
+    """The one of the tests loops over numbers. The gradient that bounds are derived from is autograd's."""
+    scores = 3 * torch.randn(2, 6, 6, dtype=torch.float64)
+    mask, tau = torch.rand(2, 6, 6) < 0.7, torch.rand(2, dtype=torch.float64)
+    mask[0, 2] = mask[1, :, 3] = False
+    leaf = scores.requires_grad_()
+    run = causal_oracle.iterate(leaf, mask, n_iters, tau, definition)
+    exact = loops.weights(scores, n_iters, tau, mask, definition)
+    assert_close(run.weights.detach(), exact, rtol=0, atol=1e-13)
+    compare_gradients(run, leaf, causal_bounds, atol=1e-13)
 
 
 def test_the_implicit_gradient_is_that_of_many_iterations():
@@ -78,10 +100,11 @@ def test_the_implicit_gradient_is_that_of_many_iterations():
     assert_close(oracle.implicit_gradient(weights, d_weights, *oracle.fixed_point_system(weights, tau)), grad)
 
 
+@pytest.mark.parametrize("definition", ["", "streaming"])
 @pytest.mark.parametrize("name", ["out", "d_query", "d_key", "d_value", "d_attn_mask", "d_tau"])
-def test_a_small_error_is_an_error(monkeypatch, name):
+def test_a_small_error_is_an_error(monkeypatch, name, definition):
     """One part in a thousand in one entry, in float32; the results themselves pass."""
-    case = Case(lead=(2,), n=5, m=4, d=3, e=2, n_iters=3, tau="heads", attn_mask="float32")
+    case = Case(lead=(2,), n=5, m=4, d=3, e=2, n_iters=3, tau="heads", attn_mask="float32", definition=definition)
     assert judge.judge(case).complaint == ""
     compare = judge.compare
 

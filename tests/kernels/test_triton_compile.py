@@ -21,12 +21,22 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from sinkformers.attention.call import AttentionCall
-from sinkformers.kernels.triton import attention_backward, attention_forward, tiny_backward, tiny_forward
+from sinkformers.attention.causal.call import CausalAttentionCall
+from sinkformers.kernels.triton import (
+    attention_backward,
+    attention_forward,
+    causal_backward,
+    causal_forward,
+    tiny_backward,
+    tiny_forward,
+)
 
 pytestmark = pytest.mark.triton
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 PASSES = {"row_step", "col_step", "last_step"}
+CAUSAL_PASSES = {"count_keys", "give_uniformly", "causal_row_step", "causal_col_step"}
+CAUSAL_PASSES_BACK = {"output_adjoint", "sums_adjoint", "causal_row_adjoint", "causal_query_step", "causal_key_step"}
 PASSES_BACK = {"output_adjoint", "value_step", "row_adjoint", "col_adjoint", "query_step", "key_step"}
 
 
@@ -66,8 +76,8 @@ def compiled(monkeypatch, tmp_path):
     return choose
 
 
-def attend(dtype, d, e, n_iters, full):
-    """Forward and backward, with every option or with none. Heads lie beside features, as projections leave them."""
+def operands(dtype, d, e, full):
+    """Tokens; masks, tau and a seed, or None for them. Heads lie beside features, as projections leave them."""
     n, m = 257, 300
     shapes = ((n, d), (m, d), (m, e))
     q, k, v = (torch.zeros(2, rows, 3, width, dtype=dtype).transpose(1, 2) for rows, width in shapes)
@@ -76,9 +86,22 @@ def attend(dtype, d, e, n_iters, full):
         token_masks = torch.ones(2, 1, n, dtype=torch.bool), torch.ones(2, 1, m, dtype=torch.bool)
         entries = torch.ones(1, 1, n, m, dtype=torch.bool)
         masks = [torch.zeros(1, 3, n, m, dtype=dtype), entries, *token_masks, torch.ones(2, 3), torch.tensor(5)]
-    call = AttentionCall(q, k, v, *masks, None, n_iters, 0.1, full, 0.1, False)
+    return q, k, v, *masks
+
+
+def attend(dtype, d, e, n_iters, full):
+    """Forward and backward, with every option or with none."""
+    call = AttentionCall(*operands(dtype, d, e, full), None, n_iters, 0.1, full, 0.1, False)
     out, f, excess = attention_forward(call, -1e30)
-    attention_backward(call, -1e30, d_out=out.to(q.dtype), out=out, f=f, excess=excess, needs_bias=full)
+    attention_backward(call, -1e30, d_out=out.to(dtype), out=out, f=f, excess=excess, needs_bias=full)
+
+
+def attend_causally(dtype, d, n_iters, full):
+    """Forward and backward, with every option but the triangle, or with the triangle alone."""
+    tokens = operands(dtype, d, d, full)
+    call = CausalAttentionCall(*tokens, None, None, None, n_iters, 0.1, full, 0.1, not full, False, 1)
+    out, *_, starts = causal_forward(call, -1e30)
+    causal_backward(call, -1e30, d_out=out.to(dtype), out=out, starts=starts, needs_bias=full)
 
 
 def check(kernels, capability):
@@ -115,6 +138,23 @@ def test_wide_heads_fit_shared_memory(dtype, compiled):
     kernels = compiled(80)
     attend(dtype, 256, 256, 1, full=False)
     check(kernels, 80)
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
+def test_causal_attention_with_every_option(capability, dtype, compiled):
+    kernels = compiled(capability)
+    attend_causally(dtype, 64, 5, full=True)
+    assert kernels.keys() == CAUSAL_PASSES | CAUSAL_PASSES_BACK
+    check(kernels, capability)
+    products = "".join(kernels[name][-1].asm["ptx"] for name in ("causal_query_step", "causal_key_step"))
+    assert ("mma" in products) == (dtype != torch.float32)
+
+
+@pytest.mark.parametrize(("dtype", "n_iters"), [(torch.float16, 3), (torch.float32, 1)])
+def test_wide_causal_heads_fit_shared_memory(dtype, n_iters, compiled):
+    kernels = compiled(90)
+    attend_causally(dtype, 256, n_iters, full=False)
+    check(kernels, 90)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,166 +1,27 @@
-"""The Triton kernels against float64, in Triton's interpreter: the output and every gradient.
+"""The Triton kernels against float64, in Triton's interpreter: output and every gradient; see tests/triton_case.py."""
 
-In float32 a kernel may err at most four times as much as the definition does when torch evaluates it in float32; in
-half precision at most twice as much as eager SoftMax attention in that dtype. Where the yardstick happens to be nearly
-exact, four roundings of the largest number in question are granted, or of 1, the size of the inputs.
-"""
-
-import math
 import os
 
-import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="the triton extra is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("test_triton_numerics.py runs this file with TRITON_INTERPRET set", allow_module_level=True)
 
-import triton.language as tl
-from triton.runtime import interpreter
-
 from sinkformers import sinkhorn
 from sinkformers.attention.call import AttentionCall
-from sinkformers.kernels.triton import attention, attention_backward, attention_forward, tiny_backward, tiny_forward
+from sinkformers.kernels.triton import attention, attention_forward, tiny_backward, tiny_forward
 from sinkformers.kernels.triton.dropout import dropout
 from tests import oracle
+from tests.triton_case import Case, Largest, bfloat16_as_hardware_has_it, compare, dropped
 
 pytestmark = pytest.mark.triton
 
-SEED = 0x1234_5678_9ABC_DEF0
-
 
 @pytest.fixture(autouse=True)
-def bfloat16_as_hardware_has_it(monkeypatch):
-    """The interpreter keeps bfloat16 as bits: it multiplies those, and cuts float32 off where hardware rounds."""
-    builder = interpreter.InterpreterBuilder
-    dot, cast = builder.create_dot, builder.cast_impl
-
-    def widened(handle):
-        return cast(builder, handle, tl.float32) if handle.dtype.scalar == tl.bfloat16 else handle
-
-    def rounded(self, handle, to):
-        if (handle.dtype.scalar, to.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, handle, to)
-        bits = torch.tensor(handle.data).bfloat16().view(torch.int16).numpy().view(np.uint16)
-        return interpreter.TensorHandle(bits, tl.bfloat16)
-
-    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest))
-    monkeypatch.setattr(builder, "cast_impl", rounded)
-
-
-class Case:
-    """Inputs of one call. Sizes are distinct primes, beyond one tile."""
-
-    def __init__(self, *lead, n=37, m=43, d=17, e=23, std=1.0, dtype=torch.float32, **options):
-        self.lead, self.n, self.m = lead, n, m
-        self.q, self.k, self.v, self.d_out = (
-            torch.randn(*lead, rows, width).to(dtype) for rows, width in ((n, d), (m, d), (m, e), (n, e))
-        )
-        self.q *= std
-        self.bias = self.entries = self.queries = self.keys = self.tau = None
-        self.n_iters, self.l2, self.p, self.scale = 3, False, 0.0, 1 / math.sqrt(d)
-        self.__dict__.update(options)
-        self.seed = torch.tensor(SEED) if self.p else None
-
-    @property
-    def call(self):
-        masks = (self.bias, self.entries, self.queries, self.keys, self.tau, self.seed, None)
-        return AttentionCall(self.q, self.k, self.v, *masks, self.n_iters, self.scale, self.l2, self.p, False)
-
-    @property
-    def masked_bias(self):
-        return 0.0 if self.bias is None else torch.finfo(self.bias.dtype).min / 2
-
-    def run(self):
-        """Output and gradients, None where there is none."""
-        out, f, excess = attention_forward(self.call, self.masked_bias)
-        saved, needs_bias = {"out": out, "f": f, "excess": excess}, self.bias is not None
-        *grads, d_bias, d_tau = attention_backward(
-            self.call, self.masked_bias, d_out=self.d_out, needs_bias=needs_bias, **saved
-        )
-        if d_bias is not None:
-            d_bias = d_bias.sum_to_size(self.bias.shape).to(self.bias.dtype)
-        return out, *grads, d_bias, d_tau
-
-    def participants(self):
-        """One boolean matrix (*lead, n, m)."""
-        alive = torch.ones(*self.lead, self.n, self.m, dtype=torch.bool)
-        if self.bias is not None:
-            alive = alive & (self.bias > torch.finfo(self.bias.dtype).min / 2)
-        if self.entries is not None:
-            alive = alive & self.entries
-        if self.queries is not None:
-            alive = alive & self.queries[..., None]
-        if self.keys is not None:
-            alive = alive & self.keys[..., None, :]
-        return alive
-
-    def evaluate(self, weights_of, dtype):
-        """The same in torch, differentiated by autograd; masked tokens are zero."""
-        alive = self.participants()
-        rows, cols = alive.any(-1)[..., None], alive.any(-2)[..., None]
-        leaves = [torch.where(a, x, 0).to(dtype) for x, a in ((self.q, rows), (self.k, cols), (self.v, cols))]
-        leaves += [
-            None if self.bias is None else self.bias.to(dtype),
-            self.tau if self.tau is None else self.tau.to(dtype),
-        ]
-        for leaf in leaves:
-            if leaf is not None:
-                leaf.requires_grad_()
-        q, k, v, bias, tau = leaves
-        scores = self.scale * q @ k.mT
-        if self.l2:
-            scores = scores - 0.5 * self.scale * k.square().sum(-1)[..., None, :]
-        if bias is not None:
-            scores = scores + torch.where(alive, bias, 0)
-        weights = weights_of(scores, n_iters=self.n_iters, mask=alive, tau=1.0 if tau is None else tau)
-        if self.p:
-            weights = weights * dropped(weights.shape, SEED, self.p).to(dtype)
-        out = weights @ v
-        d_out = torch.where(rows, self.d_out, 0).to(dtype)
-        wanted = [leaf for leaf in leaves if leaf is not None]
-        grads = iter(torch.autograd.grad(out, wanted, d_out, allow_unused=True, materialize_grads=True))
-        return out, *(None if leaf is None else next(grads) for leaf in leaves)
-
-    def check(self, reach=4):
-        got = self.run()
-        exact = self.evaluate(oracle.batch_weights, torch.float64)
-        yardstick = self.evaluate(lambda *a, **k: sinkhorn(*a, backend="reference", **k), torch.float32)
-        compare(got, exact, yardstick, reach)
-        return got
-
-
-def compare(got, exact, yardstick, reach):
-    for name, mine, true, theirs in zip(("out", "q", "k", "v", "bias", "tau"), got, exact, yardstick, strict=False):
-        assert (mine is None) == (true is None), name
-        if mine is None:
-            continue
-        assert mine.shape == true.shape, name
-        error, allowed = ((x.double() - true).abs().max().item() for x in (mine, theirs))
-        floor = torch.finfo(mine.dtype).eps * max(1.0, true.abs().max().item())
-        assert error <= reach * max(allowed, floor), (name, error, allowed, floor)
-
-
-def dropped(shape, seed, p):
-    """The multipliers of dropout, entry by entry in Python's integers."""
-    word = 2**32 - 1
-
-    def mix(x):
-        x ^= x >> 16
-        x = x * 0x7FEB352D & word
-        x ^= x >> 15
-        x = x * 0x846CA68B & word
-        return x ^ x >> 16
-
-    seed %= 2**64
-    *lead, n, m = shape
-    start = mix(mix(seed & word) ^ seed >> 32)
-    heads = [mix(start + head * 0x9E3779B9 & word) for head in range(math.prod(lead))]
-    rows = [mix(head + i * 0x85EBCA6B & word) for head in heads for i in range(n)]
-    bits = [mix(row + j * 0xC2B2AE35 & word) for row in rows for j in range(m)]
-    return (torch.tensor(bits).view(shape) >= math.floor(p * 2**32)).double() / (1 - p)
+def bfloat16(monkeypatch):
+    bfloat16_as_hardware_has_it(monkeypatch)
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 4, 7])
@@ -321,18 +182,7 @@ def test_dropping_everything():
 @pytest.mark.parametrize(("n_iters", "std", "l2"), [(1, 1.0, False), (3, 4.0, False), (4, 1.0, True), (3, 30.0, False)])
 def test_half_precision_errs_at_most_twice_as_much_as_eager_softmax(dtype, n_iters, std, l2):
     case = Case(2, n=71, m=67, d=16, e=24, std=std, dtype=dtype, n_iters=n_iters, l2=l2, tau=torch.tensor([0.8, 1.0]))
-    got, exact = case.run(), case.evaluate(oracle.batch_weights, torch.float64)
-    softmax = Case(2, n=71, m=67, d=16, e=24, dtype=dtype)
-    softmax.q, softmax.k, softmax.v, softmax.d_out, softmax.n_iters = case.q, case.k, case.v, case.d_out, 1
-    true = softmax.evaluate(oracle.batch_weights, torch.float64)
-    q, k, v = (x.clone().requires_grad_() for x in (case.q, case.k, case.v))
-    eager = torch.softmax(case.scale * (q @ k.mT), -1) @ v
-    eager = (eager, *torch.autograd.grad(eager, (q, k, v), case.d_out))
-    for name, mine, mine_exact, theirs, theirs_exact in zip("oqkv", got, exact, eager, true, strict=False):
-        assert mine.dtype == (torch.float32 if name == "o" else dtype)  # backward needs the output unrounded
-        error = (mine.to(dtype).double() - mine_exact).abs().max()
-        allowed = (theirs.double() - theirs_exact).abs().max()
-        assert error <= 2 * allowed, (name, error, allowed)
+    case.check_half()
 
 
 def test_iterations_run_in_float32():
@@ -348,23 +198,11 @@ def test_iterations_run_in_float32():
     assert (sums - 1).abs().max() < 1e-5
 
 
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that is made."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and "empty" in func.__name__:
-            Largest.size = max(Largest.size, made.numel())
-        return made
-
-
 def test_no_matrix_is_made():
     case = Case(1, n=131, m=137, d=5, e=3, n_iters=5, entries=torch.rand(1, 131, 137) > 0.3, p=0.1)
-    with Largest():
+    with Largest() as largest:
         case.run()
-    assert Largest.size == 5 * 137 < 131 * 137 / 8
+    assert largest.size == 5 * 137 < 131 * 137 / 8
 
 
 TINY = {

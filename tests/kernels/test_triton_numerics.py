@@ -9,14 +9,13 @@ import pytest
 
 pytest.importorskip("triton", reason="the triton extra is not installed")
 
-INTERPRETED = "test_triton_interpreted.py"
-
 
 @pytest.mark.triton
-def test_in_the_interpreter():
+@pytest.mark.parametrize("file", ["test_triton_interpreted.py", "test_triton_causal_interpreted.py"])
+def test_in_the_interpreter(file):
     """`TRITON_INTERPRET=1 python -m pytest tests/kernels/test_triton_interpreted.py` shows every test by name."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).with_name(INTERPRETED)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).with_name(file)],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

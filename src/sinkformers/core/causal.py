@@ -5,7 +5,7 @@ from torch import Tensor
 
 from sinkformers.core import checks
 from sinkformers.core.arguments import empty_weights, relaxation_tensor, with_rank
-from sinkformers.core.causal_reference import only_seen, prefix_reference
+from sinkformers.core.causal_reference import only_seen, prefix_queries, prefix_reference
 from sinkformers.core.definition import Definition
 from sinkformers.core.modes import autocasts, readable, without_autocast
 from sinkformers.core.problem import working_dtype
@@ -134,7 +134,7 @@ def prefix_weights(scores: Tensor, valid: Tensor, tau: Tensor | None, definition
     (traced, or inside `torch.func`) the rows of such prefixes are NaN, and never finite and wrong.
     """
     lowest, dtype = torch.finfo(scores.dtype).min / 4, scores.dtype
-    rows = valid | torch.eye(valid.shape[-1], dtype=torch.bool, device=valid.device)
+    rows = prefix_queries(valid)
     target = rows.sum(-1, keepdim=True).to(dtype) / valid.sum(-1, keepdim=True).clamp_min(1)
     kernel = shifted(only_seen(scores, valid), lowest).exp()
     v, unsafe = valid.to(dtype), torch.zeros_like(valid[..., 0])
@@ -142,7 +142,7 @@ def prefix_weights(scores: Tensor, valid: Tensor, tau: Tensor | None, definition
     largest = SAFE_PRODUCT[dtype] ** 0.5
     for _ in range(definition.col_steps()):
         sums = v @ kernel.mT
-        vanishes = rows & valid.any(-1, keepdim=True) & (sums.detach() <= 0)
+        vanishes = rows & (sums.detach() <= 0)
         u = torch.where(rows, 1 / torch.where(rows & (sums > 0), sums, 1.0), 0.0)
         sums = u @ kernel
         v = target / torch.where(valid & (sums > 0), sums, 1.0)
@@ -151,7 +151,7 @@ def prefix_weights(scores: Tensor, valid: Tensor, tau: Tensor | None, definition
         unsafe = unsafe | vanishes.any(-1) | (u.detach().amax(-1) * v.detach().amax(-1) > largest)
     weights = kernel * v
     total = weights.sum(-1, keepdim=True)
-    unsafe = unsafe | (valid.any(-1) & (total.detach()[..., 0] <= 0))
+    unsafe = unsafe | (valid.any(-1) & (v.detach().amax(-1) >= largest * total.detach()[..., 0]))
     if readable(scores) and bool(unsafe.any()):
         return prefix_reference(scores, valid, tau, definition)
     weights = weights / torch.where(total > 0, total, 1.0)

@@ -42,16 +42,17 @@ def streaming_reference(scores: Tensor, tau: Tensor | None, definition: Definiti
 def prefix_reference(scores: Tensor, valid: Tensor, tau: Tensor | None, definition: Definition) -> Tensor:
     """Weights (..., n, n): row i is that of query i in plain Sinkhorn on the tokens that it sees, and itself.
 
+    A query that sees no key is masked, and counts in no prefix.
+
     Args:
         scores: (..., n, n). Scores above the diagonal are read: earlier tokens look at later ones within a prefix.
         valid: (..., n, n) bool, True where a query sees a key.
     """
     lowest = torch.finfo(scores.dtype).min / 4
     scores = only_seen(scores, valid)
-    itself = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
     rows = []
     for i in range(scores.shape[-2]):
-        cols, queries = valid[..., i, :], valid[..., i, :] | itself[i]
+        cols, queries = valid[..., i, :], prefix_queries(valid)[..., i, :]
         log_target = _log_share(queries, cols, scores.dtype)
         inside = scores.masked_fill(~(queries[..., None] & cols[..., None, :]), -torch.inf)
         inside = (inside - _top(inside)).clamp_min(lowest)  # by prefix: a later score may be of any size
@@ -66,9 +67,13 @@ def prefix_reference(scores: Tensor, valid: Tensor, tau: Tensor | None, definiti
 
 def only_seen(scores: Tensor, valid: Tensor) -> Tensor:
     """The scores (..., n, n), minus infinity where no prefix has both tokens, so that masked ones may hold anything."""
-    keys = valid.any(-2)
-    queries = keys | valid.any(-1)
-    return scores.masked_fill(~(queries[..., None] & keys[..., None, :]), -torch.inf)
+    return scores.masked_fill(~(valid.any(-1)[..., None] & valid.any(-2)[..., None, :]), -torch.inf)
+
+
+def prefix_queries(valid: Tensor) -> Tensor:
+    """The queries (..., n, n) that each prefix has: of the tokens that its own query sees and itself, unless masked."""
+    itself = torch.eye(valid.shape[-1], dtype=torch.bool, device=valid.device)
+    return (valid | itself) & valid.any(-1)[..., None, :]
 
 
 def _top(scores: Tensor) -> Tensor:

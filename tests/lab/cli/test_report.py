@@ -121,7 +121,10 @@ def test_a_page_that_cannot_be_filled_is_not_changed(runs, tmp_path):
     page = tmp_path / "page.md"
     for text, sentence in (
         ("nothing", "the page has no place to fill"),
-        ("<!-- results: figure6 small runs -->\n<!-- end -->", "asks for figure6, small, and no run of it is there"),
+        (
+            "<!-- results: figure6 small runs -->\nold\n<!-- end -->",
+            "asks for figure6, small, and no run of it is there",
+        ),
         ("<!-- results: unheard-of small odd -->\n<!-- end -->", "asks for the part 'odd' of unheard-of"),
     ):
         page.write_text(text)

@@ -162,12 +162,17 @@ def test_the_metric_beside_the_papers_bleu_is_computed_like_it():
 
 def test_the_arms_of_table_2_are_its_protocol():
     preset = table2.TABLE2.presets["smoke"]
-    first, transformer, sinkformer = preset.arms
-    assert (first.after, transformer.after, sinkformer.after) == (None, "pretrain-n-1", "pretrain-n-1")
+    *_, sinkformer, streaming = preset.arms
+    assert [arm.after for arm in preset.arms] == [None, *["pretrain-n-1"] * 3]
     configs = [preset.config.with_settings(arm.settings) for arm in preset.arms]
-    assert [config.recipe.rate for config in configs] == pytest.approx([4e-3, 4e-4, 4e-4])
-    assert [config.n_iters for config in configs] == [1, 1, 3]
+    assert [config.recipe.rate for config in configs] == pytest.approx([4e-3, 4e-4, 4e-4, 4e-4])
+    assert [config.n_iters for config in configs] == [1, 1, 3, 3]
     assert replace(configs[1], n_iters=3) == configs[2]
+    assert replace(configs[2], causal="streaming") == configs[3]
+    attentions = [
+        module.n_iters for module in table2.task(preset, streaming, 0, None).model().modules() if hasattr(module, "tau")
+    ]
+    assert attentions == [3] * 6  # two layers of the encoder, and two with two attentions of the decoder
     made = table2.task(preset, sinkformer, 0, None)
     assert made.begun == preset.config.recipe.epochs
 

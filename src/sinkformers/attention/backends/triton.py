@@ -1,5 +1,7 @@
 """Attention by the Triton kernels, for GPUs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,18 +25,12 @@ class Triton(Backend):
     automatic = False
 
     def why_not(self, call: AttentionCall) -> str | None:
-        d, e = call.query.shape[-1], call.value.shape[-1]
-        if call.query.dtype == torch.float64 or max(d, e) > MOST_FEATURES:
-            return (
-                f"it takes float16, bfloat16 and float32 with up to {MOST_FEATURES} features, and got "
-                f"{call.query.dtype} with {d} and {e}"
-            )
-        return why_not_on(call.query.device)
+        return why_not_tokens(call.query, call.value)
 
     def forward(self, call: AttentionCall) -> AttentionResult:
         from sinkformers.kernels import triton
 
-        out, f, excess = triton.attention_forward(_prepared(call), _masked_bias(call))
+        out, f, excess = triton.attention_forward(prepared(call), lowest_bias(call))
         safe = torch.ones(f.shape[:-2], dtype=torch.bool, device=f.device)
         return AttentionResult(out, f[..., 1:, :], excess, f[..., 0, :], safe)
 
@@ -45,11 +41,11 @@ class Triton(Backend):
 
         if call.implicit:
             return implicit_gradients(call, d_output, needed)
-        call = _prepared(call)
+        call = prepared(call)
         f = torch.cat([result.shift[..., None, :], result.rows], -2)
         grads = triton.attention_backward(
             call,
-            _masked_bias(call),
+            lowest_bias(call),
             d_out=d_output.to(call.query.dtype),
             out=result.out,
             f=f,
@@ -59,7 +55,18 @@ class Triton(Backend):
         return dict(zip(("query", "key", "value", "bias", "tau"), grads, strict=True))
 
 
-def _prepared(call: AttentionCall) -> AttentionCall:
+def why_not_tokens(query: Tensor, value: Tensor) -> str | None:
+    """The reason why the kernels cannot take these tokens, or None where they can."""
+    d, e = query.shape[-1], value.shape[-1]
+    if query.dtype == torch.float64 or max(d, e) > MOST_FEATURES:
+        return (
+            f"it takes float16, bfloat16 and float32 with up to {MOST_FEATURES} features, and got "
+            f"{query.dtype} with {d} and {e}"
+        )
+    return why_not_on(query.device)
+
+
+def prepared(call: Any) -> Any:
     """The call as the kernels take it: they read half precision as it is, except where tokens are centred."""
     if call.l2:
         call = call.in_working_dtype()
@@ -69,5 +76,6 @@ def _prepared(call: AttentionCall) -> AttentionCall:
     return call if call.seed is None else call.change(seed=call.seed.to(call.query.device))
 
 
-def _masked_bias(call: AttentionCall) -> float:
+def lowest_bias(call: Any) -> float:
+    """The bias at or below which an entry is masked."""
     return 0.0 if call.bias is None else masked_bias(call.bias.dtype)

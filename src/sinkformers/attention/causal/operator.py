@@ -2,13 +2,13 @@
 
 import torch
 
-from sinkformers.attention.causal.backends import Native, Reference, Torch
+from sinkformers.attention.causal.backends import Native, Reference, Torch, Triton
 from sinkformers.attention.causal.call import CausalAttentionCall, CausalAttentionResult
-from sinkformers.core.backend import Backends, Declined
+from sinkformers.core.backend import Backends
 from sinkformers.core.operator import Operator
 from sinkformers.core.problem import working_dtype
 
-BACKENDS = Backends(Native(), Torch(), Declined("triton", "it has no kernel for causal attention"), Reference())
+BACKENDS = Backends(Native(), Torch(), Triton(), Reference())
 
 
 def _fake(call: CausalAttentionCall, backend: str) -> CausalAttentionResult:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sinkformers.attention.causal.call import CausalAttentionCall
 from sinkformers.attention.causal.rows import Block, Sums, normalise_rows
+from sinkformers.attention.masks import zero_masked
 
 
 class BlockGradients(NamedTuple):
@@ -30,6 +31,7 @@ def row_gradients(
     block = normalise_rows(call, start, stop, before)
     columns = block.weights.shape[-1]
     query, key, value = call.query[..., start:stop, :], call.key[..., :columns, :], call.value[..., :columns, :]
+    d_out = zero_masked(d_out, block.valid.any(-1))
     kept = block.weights if block.dropout is None else block.weights * block.dropout
     d_weights = d_out @ value.mT
     d_weights = d_weights if block.dropout is None else d_weights * block.dropout

@@ -35,8 +35,8 @@ def attention_forward(call: Any, masked_bias: float) -> tuple[Tensor, Tensor, Te
     out = query.new_empty(*lead, n, e, dtype=torch.float32)
     f = query.new_empty(*lead, shared.n_rows + 1, n, dtype=torch.float32)
     excess = query.new_empty(*lead, shared.n_cols, m, dtype=torch.float32)
-    tile, _ = _tiles(query, d, e)
-    static = {"L2": call.l2, "D": _width(d), **tile}
+    tile, _ = tile_sizes(query.element_size(), d, e)
+    static = {"L2": call.l2, "D": padded_width(d), **tile}
     steps = (shared.n_rows, shared.n_cols, call.scale, d)
     q, k, v = (strided(x, query.shape[:-2]) for x in (query, key, value))
     for step in range(n_iters - n_iters % 2):
@@ -50,7 +50,7 @@ def attention_forward(call: Any, masked_bias: float) -> tuple[Tensor, Tensor, Te
             )
     forward.last_step[shared.over_rows](
         q, k, v, shared.mask, n, m, f, excess, shared.tau, dropout(call.seed, call.dropout_p), out, *steps, e,
-        FIRST=n_iters == 1, ROWS_LAST=n_iters % 2 == 1, E=_width(e), **static,
+        FIRST=n_iters == 1, ROWS_LAST=n_iters % 2 == 1, E=padded_width(e), **static,
     )  # fmt: skip
     return out, f, excess
 
@@ -71,12 +71,12 @@ def attention_backward(
     df, dg = f.new_empty(*lead, shared.n_rows, n), torch.empty_like(excess)
     d_query, d_key, d_value = (query.new_empty(x.shape) for x in (query, key, value))
     d_bias = query.new_empty(*lead, n, m, dtype=torch.float32) if needs_bias and call.bias is not None else None
-    tile, small_tile = _tiles(query, d, e)
-    static, small = ({"L2": call.l2, "D": _width(d), **sizes} for sizes in (tile, small_tile))
+    tile, small_tile = tile_sizes(query.element_size(), d, e)
+    static, small = ({"L2": call.l2, "D": padded_width(d), **sizes} for sizes in (tile, small_tile))
     steps = (shared.n_rows, shared.n_cols, call.scale, d)
     q, k, v, incoming, given = (strided(x, query.shape[:-2]) for x in (query, key, value, d_out, out))
     known = (shared.mask, n, m, f, excess, shared.tau)
-    drop, wide = dropout(call.seed, call.dropout_p), _width(e)
+    drop, wide = dropout(call.seed, call.dropout_p), padded_width(e)
 
     backward.output_adjoint[shared.over_rows](incoming, given, shared.mask, n, df, shared.n_rows, e, E=wide, **tile)
     backward.value_step[shared.over_cols](
@@ -107,18 +107,18 @@ def _change(shared: Shared, f: Tensor, excess: Tensor) -> Tensor:
     return torch.cat([row, col], 1).contiguous()
 
 
-def _width(features: int) -> int:
+def padded_width(features: int) -> int:
     """Feature axes are padded to a power of two, 16 at least, as tensor cores need them."""
     return max(16, triton.next_power_of_2(features))
 
 
-def _tiles(query: Tensor, d: int, e: int) -> tuple[dict[str, int | bool], dict[str, int | bool]]:
+def tile_sizes(element_size: int, d: int, e: int) -> tuple[dict[str, int], dict[str, int]]:
     """Tiles of the passes that sum, and smaller ones for those that hold the gradient of the scores as well.
 
     The sizes keep shared memory below the 99 KiB that every GPU since sm_80 grants, and spill few registers.
     """
-    width = max(_width(d), _width(e))
-    if query.element_size() == 2:
+    width = max(padded_width(d), padded_width(e))
+    if element_size == 2:
         size, stages = 64 if width <= 128 else 32, 2
     else:
         size, stages = 32 if width <= 128 else 16, 1

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from sinkformers.kernels.triton.dropout import is_kept
 from sinkformers.kernels.triton.forward import relaxation, row_potential, row_shift, vector
-from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_lines
+from sinkformers.kernels.triton.operands import block, score_tile, store_tokens, tokens, valid_lines
 
 # A step's kernel is P∘(x yᵀ), x and y the exponentials of its potentials less the last ones, which saves an exponential
 # an entry. While x and y stay below e⁴⁰ together this is safe: nothing overflows, and where P has underflown at most
@@ -71,9 +71,7 @@ def value_step(
     if dropout.seed is not None:
         summed *= dropout.scale
     summed = tl.where(col[:, None], summed, 0.0)
-    feature = tl.arange(0, E)
-    at = d_value + (head.to(tl.int64) * m + j)[:, None] * e + feature[None, :]
-    tl.store(at, summed.to(d_value.dtype.element_ty), mask=(j < m)[:, None] & (feature < e)[None, :])
+    store_tokens(d_value, head, j, m, col, e, summed, E)
     if HAS_COLS:
         v = tokens(value, mask.lead, head, j, col, e, E).to(tl.float32)
         adjoint = tl.where(col, tl.sum(v * summed, 1) - pulled, 0.0)
@@ -190,10 +188,7 @@ def query_step(
             at = d_bias + (head.to(tl.int64) * n + i)[:, None] * m + j[None, :]
             tl.store(at, grad, mask=(i < n)[:, None] & (j < m)[None, :])
         summed += tl.dot(grad.to(k.dtype), k, input_precision="ieee")
-    feature = tl.arange(0, D)
-    at = d_query + (head.to(tl.int64) * n + i)[:, None] * d + feature[None, :]
-    result = tl.where(row[:, None], summed * scale, 0.0).to(d_query.dtype.element_ty)
-    tl.store(at, result, mask=(i < n)[:, None] & (feature < d)[None, :])
+    store_tokens(d_query, head, i, n, row, d, summed * scale, D)
 
 
 @triton.jit
@@ -223,7 +218,4 @@ def key_step(
             column += tl.sum(grad, 0)
     if L2:
         summed -= column[:, None] * k.to(tl.float32)
-    feature = tl.arange(0, D)
-    at = d_key + (head.to(tl.int64) * m + j)[:, None] * d + feature[None, :]
-    result = tl.where(col[:, None], summed * scale, 0.0).to(d_key.dtype.element_ty)
-    tl.store(at, result, mask=(j < m)[:, None] & (feature < d)[None, :])
+    store_tokens(d_key, head, j, m, col, d, summed * scale, D)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sinkformers.kernels.triton.dropout import is_kept
-from sinkformers.kernels.triton.operands import block, score_tile, tokens, valid_entries, valid_lines
+from sinkformers.kernels.triton.operands import block, score_tile, store_tokens, tokens, valid_entries, valid_lines
 
 
 @triton.jit
@@ -162,7 +162,4 @@ def last_step(
         factor = tl.exp(tl.where(row, top, 0.0) + row_potential(f, head, n_rows, n_rows - 1, i, n))
     if dropout.seed is not None:
         factor *= dropout.scale
-    feature = tl.arange(0, E)
-    at = out + (head.to(tl.int64) * n + i)[:, None] * e + feature[None, :]
-    result = tl.where(row[:, None], summed * factor[:, None], 0.0)
-    tl.store(at, result.to(out.dtype.element_ty), mask=(i < n)[:, None] & (feature < e)[None, :])
+    store_tokens(out, head, i, n, row, e, summed * factor[:, None], E)

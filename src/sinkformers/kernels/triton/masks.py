@@ -21,7 +21,7 @@ class Shared(NamedTuple):
     mask: Mask
     n: int
     m: int
-    log_rho: Tensor  # (heads,): log of valid rows over valid columns
+    log_rho: Tensor  # (heads,): log of valid rows over valid columns; empty where every entry has its own target
     tau: Tensor | None  # (heads,)
     heads: int
     n_rows: int  # row steps
@@ -35,14 +35,23 @@ class Shared(NamedTuple):
         return (self.heads * triton.cdiv(self.m, meta["COLS"]),)
 
 
-def prepare(call: Any, masked_bias: float) -> Shared:
-    """Combine the masks: vectors, and where one of them is a matrix, a pass over it for rows and one for columns."""
-    query, key, bias, entries, tau = call.query, call.key, call.bias, call.entries, call.tau
+def share(call: Any, masked_bias: float) -> Shared:
+    """The masks as they are given, in the form that kernels take, and no target of the columns."""
+    query, key, tau = call.query, call.key, call.tau
     lead, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = math.prod(lead)
     rows, cols = _from_token_masks(call.queries, call.keys, lead, n, m)
-    mask = Mask(strided(bias, lead), strided(entries, lead), rows, cols, masked_bias, counted(lead))
-    if bias is not None or entries is not None:
+    mask = Mask(strided(call.bias, lead), strided(call.entries, lead), rows, cols, masked_bias, counted(lead))
+    tau = None if tau is None else tau.expand(lead).reshape(heads).float().resolve_neg().contiguous()
+    no_target = query.new_empty(0, dtype=torch.float32)
+    return Shared(mask, n, m, no_target, tau, heads, (call.n_iters + 1) // 2, call.n_iters // 2)
+
+
+def prepare(call: Any, masked_bias: float) -> Shared:
+    """Combine the masks: vectors, and where one of them is a matrix, a pass over it for rows and one for columns."""
+    shared, query = share(call, masked_bias), call.query
+    mask, heads, n, m = shared.mask, shared.heads, shared.n, shared.m
+    if call.bias is not None or call.entries is not None:
         mask = mask._replace(
             rows=_valid_lines(mask, heads, n, m, query), cols=_valid_lines(_transposed(mask), heads, m, n, query)
         )
@@ -51,8 +60,7 @@ def prepare(call: Any, masked_bias: float) -> Shared:
     else:
         n_live, m_live = (lines.sum(-1).clamp_min(1) for lines in (mask.rows, mask.cols))
         log_rho = (n_live / m_live).log()
-    tau = None if tau is None else tau.expand(lead).reshape(heads).float().resolve_neg().contiguous()
-    return Shared(mask, n, m, log_rho, tau, heads, (call.n_iters + 1) // 2, call.n_iters // 2)
+    return shared._replace(mask=mask, log_rho=log_rho)
 
 
 def _from_token_masks(

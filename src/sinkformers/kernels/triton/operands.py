@@ -34,6 +34,7 @@ class Mask(NamedTuple):
     cols: Any  # bool (heads, m)
     lowest: float  # a bias down here means masked
     lead: tuple[int, ...]  # the leading axes that programs count through: see `counted`
+    behind: Any = None  # n − m where row i sees the columns up to i − behind only, as under a triangle; never positive
 
 
 def counted(lead: torch.Size) -> tuple[int, ...]:
@@ -81,6 +82,15 @@ def tokens(operand, lead, head, index, valid, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def store_tokens(data, head, index, count, valid, width, values, WIDTH: tl.constexpr):
+    """Write tokens (block, WIDTH) of one matrix of a contiguous tensor; zero where masked."""
+    feature = tl.arange(0, WIDTH)
+    at = data + (head.to(tl.int64) * count + index)[:, None] * width + feature[None, :]
+    result = tl.where(valid[:, None], values, 0.0).to(data.dtype.element_ty)
+    tl.store(at, result, mask=(index < count)[:, None] & (feature < width)[None, :])
+
+
+@triton.jit
 def block(count, SIZE: tl.constexpr):
     """The matrix that this program works on, and the rows or columns of it."""
     blocks = tl.cdiv(count, SIZE)
@@ -101,6 +111,8 @@ def valid_lines(valid, head, index, count):
 def valid_entries(mask, head, i, j, row, col):
     """A tile of the mask, and of the bias: zero where masked."""
     valid = row[:, None] & col[None, :]
+    if mask.behind is not None:
+        valid = valid & ((j + mask.behind)[None, :] <= i[:, None])
     if mask.entries.data is not None:
         at = locate(mask.entries, mask.lead, head) + times(i, mask.entries.row)[:, None]
         valid = valid & (tl.load(at + times(j, mask.entries.col)[None, :], mask=valid, other=0) != 0)

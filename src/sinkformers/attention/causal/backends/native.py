@@ -56,7 +56,7 @@ class Native(Backend):
         query, lead, m = call.query, call.query.shape[:-2], call.key.shape[-2]
         steps, blocks = call.definition().col_steps(), len(call.blocks())
         arguments, expected = _arguments(call)
-        written = {"starts": query.new_empty(*lead, blocks, steps, m)}
+        written: dict[str, Any] = {"starts": query.new_empty(*lead, blocks, steps, m)}
         if needs_sums:
             written["received_after"] = query.new_empty(*lead, steps, m)
         if needs_sums and expected is None:

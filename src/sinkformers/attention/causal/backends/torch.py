@@ -75,7 +75,7 @@ def gradients(
         d_key[..., :columns, :] += found.key
         d_value[..., :columns, :] += found.value
         d_sums[..., :columns] = found.received
-        if d_tau is not None:
+        if d_tau is not None and found.tau is not None:
             d_tau += found.tau
         if d_bias is not None:
             d_bias[..., start:stop, :columns] = found.scores
