@@ -30,8 +30,8 @@ class CarriesSums(CacheLayerMixin):
     queries: int  # how many the sums have counted
     settings: Settings  # of the module that counted them
 
-    def begin(self, settings: Settings) -> None:
-        self.sums, self.queries, self.settings = ColumnSums(), 0, settings
+    def begin(self, settings: Settings, *, grows: bool) -> None:
+        self.sums, self.queries, self.settings = ColumnSums(grows=grows), 0, settings
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if getattr(self, "record_past", False):
@@ -48,7 +48,7 @@ class CarriesSums(CacheLayerMixin):
 
     def reset(self) -> None:
         super().reset()
-        self.begin(self.settings)
+        self.begin(self.settings, grows=self.sums.grows)
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
@@ -108,7 +108,7 @@ def carrier(
     if type(layer) in CARRIERS:
         layer.__class__ = CARRIERS[type(layer)]
         assert isinstance(layer, CarriesSums)
-        layer.begin(settings)
+        layer.begin(settings, grows=not is_cross)
     elif not isinstance(layer, CarriesSums):
         raise NotImplementedError(
             f"sinkformers: {name} was given a cache with a {type(layer).__name__}, which cannot carry the column sums "

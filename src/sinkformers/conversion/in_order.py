@@ -60,7 +60,7 @@ def _weights(
     query: Tensor, keys: Tensor, attn_mask: Tensor | None, dropout_p: float, cache: CacheLayer | None, **options: Any
 ) -> tuple[Tensor, ColumnSums]:
     """Return the weights (…, n, m), which are the output for values that form an identity matrix, and the new sums."""
-    m, sums = keys.shape[-2], ColumnSums()
+    m, sums = keys.shape[-2], ColumnSums(grows=options["is_causal"])
     if cache is not None:
         sums.received, sums.expected = cache.received, cache.expected
     identity = torch.eye(m, dtype=query.dtype, device=query.device).expand(*keys.shape[:-2], m, m)
