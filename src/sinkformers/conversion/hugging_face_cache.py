@@ -41,8 +41,7 @@ class CarriesSums(CacheLayerMixin):
     def counted(self, queries: int) -> None:
         """Count the queries of a call, and drop the sums of keys that the layer has dropped."""
         self.queries += queries
-        assert isinstance(self.keys, Tensor)
-        dropped = len(self.sums) - self.keys.shape[-2]
+        dropped = len(self.sums) - _length(self)
         if dropped > 0:
             self.sums.map(lambda sums: sums[..., dropped:])
 
@@ -117,12 +116,16 @@ def carrier(
     n, counter = query.shape[-2], _layer(own, number)
     position = 0 if counter is None else counter.get_seq_length()
     _check_continues(name, layer, settings, n, position)
-    if not is_cross and len(layer.sums) + n != key.shape[-2]:
+    expected = _length(layer) if is_cross else len(layer.sums) + n
+    if key.shape[-2] != expected:
         raise ValueError(
-            f"sinkformers: {name} has {key.shape[-2]} keys, of which {n} are new, and the column sums in its cache "
-            f"are of {len(layer.sums)} keys. Begin with a new cache."
+            f"sinkformers: {name} has {key.shape[-2]} keys, and its cache has {expected}. Begin with a new cache."
         )
     return layer
+
+
+def _length(layer: CacheLayerMixin) -> int:
+    return 0 if layer.keys is None else layer.keys.shape[-2]
 
 
 def _layer(cache: Any, number: Any) -> Any:
