@@ -162,8 +162,8 @@ def _refuse_or_warn(module: nn.Module, causal: bool) -> None:
         raise ValueError(
             f'sinkformers: attn_implementation="{NAME}" was asked of a {config.model_type} model, whose '
             f"{type(module).__name__} is causal, and which has no bidirectional self-attention. Under a causal mask "
-            "Sinkhorn would let earlier outputs see later tokens. If another part of a larger model was meant, load it "
-            "plainly and use to_sinkformer(model)."
+            "Sinkhorn would let earlier outputs see later tokens. Load it plainly and use to_sinkformer(model, "
+            'causal="streaming"), or to_sinkformer(model) if another part of a larger model was meant.'
         )
     if causal and not config.is_encoder_decoder and not module.__dict__.get(WARNED):
         module.__dict__[WARNED] = True
