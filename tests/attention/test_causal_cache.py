@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from sinkformers import SinkhornCache, backend_for, sinkhorn_attention
+from sinkformers.attention.causal import ColumnSums
 from tests.causal_cases import BACKENDS, MASKS, N_ITERS, N, attend, tokens
 
 CHUNKS = {
@@ -51,6 +52,26 @@ def test_chunks_under_masks(backend, name):
     whole = attend(*given, mask, n_iters=5, backend=backend)
     rows = lambda start, stop: {"attn_mask": mask[start:stop, :stop]}  # noqa: E731
     assert_close(in_chunks(SinkhornCache()[0], given, sizes, rows, n_iters=5, backend=backend), whole, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["triangle", "window", "more keys", "cross-attention"])
+@pytest.mark.parametrize("backend", STREAMING)
+def test_column_sums_alone_continue_keys_that_are_kept_elsewhere(backend, name):
+    """Every call has all keys so far; those of cross-attention are the same from the first call on."""
+    mask, (query, key, value) = MASKS[name], tokens(MASKS[name], 2, 3)
+    n, m = mask.shape
+    whole = attend(query, key, value, mask, n_iters=5, backend=backend)
+    sums, parts, is_cross = ColumnSums(grows=name != "cross-attention"), [], name == "cross-attention"
+    for start, stop in ((0, 3), (3, 4), (4, n)):
+        seen = m if is_cross else m - n + stop
+        given = (query[..., start:stop, :], key[..., :seen, :], value[..., :seen, :])
+        options = {"is_causal": True} if name == "triangle" else {"attn_mask": mask[start:stop, :seen]}
+        parts.append(attend(*given, **options, n_iters=5, backend=backend, cache=sums))
+        assert len(sums) == seen
+        assert sums.key is None
+    assert_close(torch.cat(parts, -2), whole, **CLOSE)
+    with pytest.raises(ValueError, match=rf"column sums of {m} keys, which {m - 1} keys do not continue"):
+        attend(query[..., :1, :], key[..., 1:, :], value[..., 1:, :], n_iters=5, backend=backend, cache=sums)
 
 
 @pytest.mark.parametrize("cost", ["dot", "l2"])

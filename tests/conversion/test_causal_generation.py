@@ -114,6 +114,23 @@ def test_a_conversation_continues_with_its_cache():
     assert_close(scores, without, atol=SINGLE, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_gradients_do_not_depend_on_the_cache_nor_on_checkpoints(name):
+    model, found = converted(name), []
+    for options in ({"use_cache": False}, {"use_cache": True}, {}):
+        if not options:
+            model.gradient_checkpointing_enable()
+            model.train()
+            for module in model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+        model.zero_grad()
+        model(PROMPT[1:], labels=PROMPT[1:], **options).loss.backward()
+        found.append({key: parameter.grad.clone() for key, parameter in model.named_parameters()})
+    for grads in found[1:]:
+        assert_close(grads, found[0], atol=EXACT, rtol=0)
+
+
 def test_selections_of_samples_carry_the_sums():
     model, ids = converted(), PROMPT[1:].repeat(3, 1) + torch.arange(3)[:, None]
     whole = logits(model, ids, use_cache=False)[:, -1]

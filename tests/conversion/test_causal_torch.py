@@ -168,3 +168,38 @@ def test_watched_column_sums_are_relative_to_uniform_attention():
     assert_close(seen.weights, shares.expand(2, 3, N, N), atol=EXACT, rtol=0)
     assert_close(cross.column_sums, cross.weights.sum(-2) * M / N, atol=EXACT, rtol=0)
     assert cross.row_error.max() < EXACT
+
+
+class CallsAttention(nn.Module):
+    """Attention by SDPA, or by a SoftMax of its own in a class that could be vit-pytorch's."""
+
+    def forward(self, x, keys):
+        return nn.functional.scaled_dot_product_attention(x, keys, keys, is_causal=x.shape == keys.shape)
+
+
+class OwnSoftmax(nn.Module):
+    __module__ = "vit_pytorch.own_softmax"
+
+    def __init__(self):
+        super().__init__()
+        self.attend = nn.Softmax(dim=-1)
+
+    def forward(self, x, keys):
+        hidden = torch.ones(x.shape[-2], keys.shape[-2], dtype=torch.bool).triu(1)
+        return self.attend((x @ keys.mT / 2).masked_fill(hidden, -torch.inf)) @ keys
+
+
+@pytest.mark.parametrize(("kind", "adapter"), [(CallsAttention, "sdpa"), (OwnSoftmax, None)])
+def test_intercepted_calls_are_computed_in_order_where_that_is_known_to_be_right(kind, adapter):
+    model = to_sinkformer(kind(), 3, causal="streaming", select="*", adapter=adapter)
+    x = torch.randn(2, 3, N, 4, dtype=torch.float64)
+    hidden = torch.ones(N, N, dtype=torch.bool).triu(1)
+    expected = by_definition((x @ x.mT / 2).masked_fill(hidden, -torch.inf)) @ x
+    assert_close(model(x, x), expected, atol=EXACT, rtol=0)
+    with watch_attention(model, keep_weights=True) as watch:
+        model(x, x)
+    assert_close(watch[""].calls[0].weights @ x, expected, atol=EXACT, rtol=0)
+    with pytest.raises(
+        NotImplementedError, match=r"normalises rows in order, and was called with 1 queries and 7 keys"
+    ):
+        model(x[..., -1:, :], x)

@@ -13,7 +13,7 @@ import transformers as hf
 from sinkformers import set_n_iters, to_sinkformer, to_transformer, watch_attention
 from tests.conversion.hugging_face_models import VALID, build, inputs
 from tests.conversion.test_causal_generation import EXACT, SINGLE, WAYS
-from tests.conversion.test_one_way_encoders import STREAMS, sharpen
+from tests.conversion.test_one_way_encoders import STREAMS, sharpen, stream
 
 NAMES = ("bart", "marian", "t5", "whisper")
 SOUND = {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32, "decoder_start_token_id": 1}
@@ -110,11 +110,7 @@ def test_stale_sums_of_cross_attention_are_refused():
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_streaming_encoders_convert_frame_by_frame(name):
-    model, sound, options = STREAMS[name]()
-    sharpen(model)
-    model.set_attn_implementation("sdpa")
-    model.double().eval()
-    before = model(sound, **options).last_hidden_state
+    model, sound, options, before = stream(name)
     to_sinkformer(model, 3, causal="streaming")
     assert {entry.causal for entry in model.sinkformer_report.converted.values()} == {"streaming"}
     assert model.config.sinkhorn == {"n_iters": 3, "tau": 1.0, "causal": "streaming"}

@@ -51,6 +51,15 @@ def sharpen(model):
             nn.init.normal_(parameter, std=0.3)
 
 
+def stream(name):
+    """Return a streaming encoder in float64, its input, and its output with SoftMax."""
+    model, sound, options = STREAMS[name]()
+    sharpen(model)
+    model.set_attn_implementation("sdpa")
+    model.double().eval()
+    return model, sound, options, model(sound, **options).last_hidden_state
+
+
 def influence(model, sound, options):
     """Return by how much the last sample changes the third frame."""
     other = sound.clone()
@@ -61,11 +70,7 @@ def influence(model, sound, options):
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_streaming_encoders_are_refused_because_outputs_would_depend_on_later_frames(name):
-    model, sound, options = STREAMS[name]()
-    sharpen(model)
-    model.set_attn_implementation("sdpa")
-    model.double().eval()
-    before = model(sound, **options).last_hidden_state
+    model, sound, options, before = stream(name)
     assert influence(model, sound, options) == 0
     to_sinkformer(model, 3)
     assert len(model.sinkformer_report.converted) == 2

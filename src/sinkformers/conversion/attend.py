@@ -49,8 +49,8 @@ def attend(
     problem: dict[str, Any] = {"scale": scale, "query_mask": query_mask, "key_mask": key_mask}
     if settings.causal is not None:
         order: dict[str, Any] = {"enable_gqa": enable_gqa, "is_causal": is_causal, "cache": cache, **problem}
-        tokens = (query, key, value, attn_mask, dropout_p)
-        return attend_in_order(module, settings, *tokens, need_weights=need_weights, **order)
+        order["need_weights"] = need_weights
+        return attend_in_order(module, settings, (query, key, value), attn_mask, dropout_p, **order)
     assert not is_causal
     assert cache is None
     _warn_of_single_query(module, settings, query.shape[-2], key.shape[-2])

@@ -28,7 +28,8 @@ from sinkformers.conversion.settings import LEARNED, Settings, check, saved_iter
 
 NAME = "sinkhorn"
 CACHE_ARGUMENT = "past_key_values"
-PAST = "_sinkhorn_past"  # the cache of the current call of a module
+SOURCE_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+PAST = "_sinkhorn_past"  # the cache of the current call of a module, and whether that is cross-attention
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 _KEYS = {"n_iters", "tau", "allow_one_way_mask", "causal", "modules"}  # of config.sinkhorn
 _CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask"}
@@ -69,7 +70,7 @@ def _recognise(place: Place) -> str | None:
     for feature in ("sinks",) if reason else ("sliding_window", "sinks"):
         if getattr(module, feature, None) is not None:
             return f"asks for {feature}, which Sinkhorn attention has no definition of"
-    if reason == CROSS and cache_position(type(module)) is None:
+    if reason == CROSS and CACHE_ARGUMENT not in _positions(type(module)):
         return "cross-attention that is not given the cache of the decoder: generation could not continue column sums"
     if reason is None and is_pooling(place):
         return POOLING
@@ -81,6 +82,8 @@ def _of_decoder(place: Place) -> str | None:
     """Return CAUSAL or CROSS for attention of a decoder, or None."""
     module, parent = place.module, place.parent
     reason = stays_softmax(module)
+    if reason == CROSS and getattr(parent, "self_attn", None) is module:
+        return CAUSAL  # in a layer that also has cross-attention
     if reason is not None:
         return reason
     if parent is not None and ("Cross" in type(parent).__name__ or getattr(parent, "encoder_attn", None) is module):
@@ -103,25 +106,24 @@ def _convert(place: Place) -> Original:
     original: Any = module.config
     module.config = _renamed(original)
     _show_settings(module)
-    note = functools.partial(note_cache, cache_position(type(module)))
+    note = functools.partial(note_cache, _positions(type(module)))
     module.register_forward_pre_hook(note, with_kwargs=True)
     return Original(original, is_cross)
 
 
-@functools.cache
-def cache_position(kind: type[nn.Module]) -> int | None:
-    """Return at which place, without `self`, the `forward` of a class takes the cache; None if it takes none."""
-    names = list(inspect.signature(kind.forward).parameters)
-    return names.index(CACHE_ARGUMENT) - 1 if CACHE_ARGUMENT in names else None
+def _positions(kind: type[nn.Module]) -> dict[str, int]:
+    """Return at which place, without `self`, the `forward` of a class takes a cache and the tokens of a source."""
+    names = list(inspect.signature(kind.forward).parameters)[1:]
+    return {name: names.index(name) for name in (CACHE_ARGUMENT, *SOURCE_ARGUMENTS) if name in names}
 
 
-def note_cache(position: int | None, module: nn.Module, args: Any, kwargs: Any) -> None:
+def note_cache(positions: dict[str, int], module: nn.Module, args: Any, kwargs: Any) -> None:
     """Keep the cache that a module is given until it calls our attention function, which is not given it."""
-    past = kwargs.get(CACHE_ARGUMENT)
-    if past is None and position is not None and position < len(args):
-        past = args[position]
+    found = {name: args[place] for name, place in positions.items() if place < len(args)}
+    past = kwargs.get(CACHE_ARGUMENT, found.get(CACHE_ARGUMENT))
     if past is not None:
-        module.__dict__[PAST] = past
+        is_cross = any(kwargs.get(name, found.get(name)) is not None for name in SOURCE_ARGUMENTS)
+        module.__dict__[PAST] = past, is_cross
     elif PAST in module.__dict__:  # left there by a call that raised
         del module.__dict__[PAST]
 

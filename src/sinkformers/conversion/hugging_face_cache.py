@@ -30,8 +30,8 @@ class CarriesSums(CacheLayerMixin):
     queries: int  # how many the sums have counted
     settings: Settings  # of the module that counted them
 
-    def begin(self, settings: Settings) -> None:
-        self.sums, self.queries, self.settings = ColumnSums(), 0, settings
+    def begin(self, settings: Settings, *, grows: bool) -> None:
+        self.sums, self.queries, self.settings = ColumnSums(grows=grows), 0, settings
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if getattr(self, "record_past", False):
@@ -41,14 +41,13 @@ class CarriesSums(CacheLayerMixin):
     def counted(self, queries: int) -> None:
         """Count the queries of a call, and drop the sums of keys that the layer has dropped."""
         self.queries += queries
-        assert isinstance(self.keys, Tensor)
-        dropped = len(self.sums) - self.keys.shape[-2]
+        dropped = len(self.sums) - _length(self)
         if dropped > 0:
             self.sums.map(lambda sums: sums[..., dropped:])
 
     def reset(self) -> None:
         super().reset()
-        self.begin(self.settings)
+        self.begin(self.settings, grows=self.sums.grows)
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
@@ -108,7 +107,7 @@ def carrier(
     if type(layer) in CARRIERS:
         layer.__class__ = CARRIERS[type(layer)]
         assert isinstance(layer, CarriesSums)
-        layer.begin(settings)
+        layer.begin(settings, grows=not is_cross)
     elif not isinstance(layer, CarriesSums):
         raise NotImplementedError(
             f"sinkformers: {name} was given a cache with a {type(layer).__name__}, which cannot carry the column sums "
@@ -117,12 +116,16 @@ def carrier(
     n, counter = query.shape[-2], _layer(own, number)
     position = 0 if counter is None else counter.get_seq_length()
     _check_continues(name, layer, settings, n, position)
-    if not is_cross and len(layer.sums) + n != key.shape[-2]:
+    expected = _length(layer) if is_cross else len(layer.sums) + n
+    if key.shape[-2] != expected:
         raise ValueError(
-            f"sinkformers: {name} has {key.shape[-2]} keys, of which {n} are new, and the column sums in its cache "
-            f"are of {len(layer.sums)} keys. Begin with a new cache."
+            f"sinkformers: {name} has {key.shape[-2]} keys, and its cache has {expected}. Begin with a new cache."
         )
     return layer
+
+
+def _length(layer: CacheLayerMixin) -> int:
+    return 0 if layer.keys is None else layer.keys.shape[-2]
 
 
 def _layer(cache: Any, number: Any) -> Any:

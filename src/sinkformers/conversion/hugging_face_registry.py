@@ -71,9 +71,8 @@ def sinkhorn_attention_forward(
     if settings.causal is None:
         options, layer = {**self_attention_masks(as_four_axes(attention_mask), query, key)}, None
     else:
-        is_cross = undo_of(module).state.is_cross
+        past, is_cross = _given_cache(module)
         is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and not is_cross
-        past = _given_cache(module)
         if is_softmax(settings) and attention_mask is None and is_causal and getattr(past, "is_compileable", False):
             n = query.shape[-2]  # static caches have room for later tokens, and no mask for the first
             key, value = (x if n == 1 else x[..., :n, :] for x in (key, value))
@@ -129,11 +128,12 @@ def _refuse_features(module: nn.Module, settings: Settings, kwargs: dict[str, An
             )
 
 
-def _given_cache(module: nn.Module) -> Any:
-    """Return the cache that the module was given in this call, or None."""
+def _given_cache(module: nn.Module) -> tuple[Any, bool]:
+    """Return the cache that the module was given in this call, or None, and whether it attends to a source."""
     past = module.__dict__.get(PAST)
-    if past is not None:
-        del module.__dict__[PAST]
+    if past is None:
+        return None, undo_of(module).state.is_cross
+    del module.__dict__[PAST]
     return past
 
 
@@ -162,8 +162,8 @@ def _refuse_or_warn(module: nn.Module, causal: bool) -> None:
         raise ValueError(
             f'sinkformers: attn_implementation="{NAME}" was asked of a {config.model_type} model, whose '
             f"{type(module).__name__} is causal, and which has no bidirectional self-attention. Under a causal mask "
-            "Sinkhorn would let earlier outputs see later tokens. If another part of a larger model was meant, load it "
-            "plainly and use to_sinkformer(model)."
+            "Sinkhorn would let earlier outputs see later tokens. Load it plainly and use to_sinkformer(model, "
+            'causal="streaming"), or to_sinkformer(model) if another part of a larger model was meant.'
         )
     if causal and not config.is_encoder_decoder and not module.__dict__.get(WARNED):
         module.__dict__[WARNED] = True

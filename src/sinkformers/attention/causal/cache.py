@@ -101,14 +101,15 @@ class ColumnSums(CacheLayer):
     """The running column sums alone, for a model that keeps keys and values itself.
 
     Every call has all keys and values, the new ones last. With `is_causal=True` query i sees the keys up to i + m − n.
+    With `grows=False` the queries are of another text, as in cross-attention, and there may be more of them than keys.
     """
 
     def extended(self, caller: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return key, value
 
     def store(self, key: Tensor, value: Tensor, received: Tensor | None, expected: Tensor | None) -> None:
-        super().store(key, value, received, expected)
-        self.key = self.value = None
+        self.received = None if received is None else received.detach()
+        self.expected = None if expected is None else expected.detach()
 
     def __len__(self) -> int:
         return 0 if self.received is None else self.received.shape[-1]

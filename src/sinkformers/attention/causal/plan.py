@@ -100,9 +100,9 @@ def plan_causal(
 
 def _check_triangle(query: Tensor, key: Tensor, attn_mask: Tensor | None, settings: Settings) -> None:
     n, new, cache = query.shape[-2], key.shape[-2], settings.cache
+    fits = n <= new if isinstance(cache, ColumnSums) else n == new
     if not settings.is_causal:
-        has_keys = isinstance(cache, CacheLayer) and not isinstance(cache, ColumnSums)
-        if has_keys and cache.grows and n != new:
+        if cache is not None and cache.grows and not fits:
             raise ValueError(
                 f"{CALLER}: a cache that grows needs as many queries as new keys; got {n} and {new}. Cross-attention, "
                 "whose keys are the same in every call, takes the layer cache.cross(0)."
@@ -113,7 +113,6 @@ def _check_triangle(query: Tensor, key: Tensor, attn_mask: Tensor | None, settin
             f"{CALLER}: pass attn_mask or is_causal=True, not both; put the triangle into attn_mask, and pass "
             'causal="streaming".'
         )
-    fits = n <= new if isinstance(cache, ColumnSums) else n == new
     if not fits or (cache is not None and not cache.grows):
         raise ValueError(
             f"{CALLER}: is_causal=True with more than one normalisation or a cache needs as many queries as new keys; "
