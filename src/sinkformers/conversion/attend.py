@@ -66,24 +66,36 @@ def attend(
     return out, returned
 
 
-def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
-    """Return the weights for self-attention scores (…, n, m), in place of a model's own call of SoftMax."""
+def normalise(
+    module: nn.Module, settings: Settings, scores: Tensor, mask: Tensor | None, softmax: Tensor | None = None
+) -> Tensor:
+    """Return the weights for self-attention scores (…, n, m), in place of a model's own call of SoftMax.
+
+    Args:
+        mask: boolean (…, n, m), True at valid entries, or None if all are.
+        softmax: the weights, if they are SoftMax and known already.
+    """
     n, m = scores.shape[-2:]
-    mask = _allowed(scores)
     _warn_of_single_query(module, settings, n, m)
     _refuse_one_way(module, settings, mask)
-    if n == m:
+    if n == m and mask is not None:
         mask = mask & mask.any(-2)[..., None]
     steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings), "mask": mask}
-    weights = sinkhorn(scores, **steps)
+    weights = sinkhorn(scores, **steps) if softmax is None else softmax
     watcher = module.__dict__.get(WATCHER)
     if watcher is not None:
         info = None
         if settings.n_iters == math.inf:
             with torch.no_grad():
                 info = _weights(scores, **steps)[1]
-        watcher.record(weights.detach(), mask, None, None, info)
+        shown, valid = (None if each is None else _four_axes(each) for each in (weights.detach(), mask))
+        watcher.record(shown, valid, None, None, info)
     return weights
+
+
+def _four_axes(matrices: Tensor) -> Tensor:
+    """Return matrices (…, n, m) as (batch, heads, n, m), with one head if they have three axes."""
+    return matrices[:, None] if matrices.dim() == 3 else matrices.flatten(0, -4)
 
 
 def _weights(
@@ -110,10 +122,10 @@ def self_attention_masks(mask: Tensor | None, query: Tensor, key: Tensor) -> dic
     if mask.dtype == torch.bool and n > 1 and _has_equal_rows(mask):
         keys = mask[..., 0, :]
         return {"query_mask": keys if square else None, "key_mask": keys}
-    return {"attn_mask": mask, "query_mask": _allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
+    return {"attn_mask": mask, "query_mask": allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
 
 
-def _allowed(mask: Tensor) -> Tensor:
+def allowed(mask: Tensor) -> Tensor:
     """Return where a mask, a bias or scores allow attention; the lowest finite numbers count as minus infinity."""
     return mask if mask.dtype == torch.bool else mask.detach() > masked_bias(mask.dtype)
 
