@@ -140,12 +140,14 @@ def _finish(model: nn.Module) -> None:
 def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
     """Return `config.sinkhorn` for a model: one entry for all modules, or one per module if they differ."""
     each: dict[str, Settings | None] = {}
+    by_name: list[bool] = []  # which of the converted modules another process would convert by our name
 
     def look(place: Place) -> None:
         settings = settings_of(place.module)
-        if settings is not None and isinstance(undo_of(place.module).state, Original):
+        if settings is not None:
             each[place.name] = settings
-        elif settings is None and _recognise(place) == CONVERT:
+            by_name.append(isinstance(undo_of(place.module).state, Original))
+        elif _recognise(place) == CONVERT:
             each[place.name] = None
         for name, child in place.module.named_children():
             look(place.child(name, child))
@@ -155,7 +157,8 @@ def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
     if not modules:
         return None
     first = next(iter(modules.values()))
-    if len(modules) == len(each) and all(settings == first for settings in modules.values()):
+    alike = all(by_name) or not any(by_name)  # otherwise our name alone would convert a part of the model
+    if alike and len(modules) == len(each) and all(settings == first for settings in modules.values()):
         return dict(first)
     return {"modules": modules}
 

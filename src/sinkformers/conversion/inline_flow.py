@@ -49,6 +49,7 @@ class Value(NamedTuple):
     sources: frozenset[str] = frozenset()  # the arguments of the method that it comes from
     left: frozenset[str] = frozenset()  # those of the first factors of products
     right: frozenset[str] = frozenset()  # those of their second factors
+    unclear: bool = False  # which of the sources it comes from is not known
 
     def join(self, other: "Value") -> "Value":
         return Value(*(one | two for one, two in zip(self, other, strict=True)))
@@ -129,9 +130,10 @@ class _Flow:
     def _assign(self, target: ast.expr, node: ast.expr, value: Value, adds: bool) -> None:
         if isinstance(target, ast.Tuple | ast.List):
             same = isinstance(node, ast.Tuple | ast.List) and len(node.elts) == len(target.elts)
+            same = same and not any(isinstance(part, ast.Starred) for part in (*node.elts, *target.elts))  # pyright: ignore[reportAttributeAccessIssue]
             for position, each in enumerate(target.elts):
                 part = node.elts[position] if same else node  # pyright: ignore[reportAttributeAccessIssue]
-                self._assign(each, part, self._value(part) if same else value._replace(weights=frozenset()), adds)
+                self._assign(each, part, self._value(part) if same else _part(value), adds)
         elif isinstance(target, ast.Name):
             if adds:  # of weights and something else it is not known what becomes
                 value = self.names.get(target.id, Value()).join(value)._replace(weights=frozenset())
@@ -316,6 +318,11 @@ def _joined(values: list[Value]) -> Value:
     for value in values:
         found = found.join(value)
     return found
+
+
+def _part(value: Value) -> Value:
+    """Return what is known of one of the results of a call: of queries, keys and values, which is which is not."""
+    return value._replace(weights=frozenset(), unclear=value.unclear or len(value.sources) > 1)
 
 
 def _transposed(value: Value) -> Value:

@@ -33,7 +33,8 @@ def allowed_entries(caller: str, scores: Tensor, heads: int | None = None) -> Te
     """
     scores = scores.detach()
     if not readable(scores):
-        return ~(scores <= MASKED)
+        allowed = ~(scores <= MASKED)
+        return _without_self_padding(allowed) if scores.shape[-1] == scores.shape[-2] else allowed
     if not scores.numel():
         return None
     lowest, highest = torch.aminmax(scores)
@@ -42,8 +43,8 @@ def allowed_entries(caller: str, scores: Tensor, heads: int | None = None) -> Te
     masked = scores <= MASKED
     if bool(((scores <= PLAUSIBLE) & ~masked).any()):
         raise ValueError(
-            f"{caller}: scores between {MASKED:g} and {PLAUSIBLE:g} may be masked or not, and column steps would divide "
-            f"a finite mask away; got one of {scores[(scores <= PLAUSIBLE) & ~masked].max().item():g}. {_REMEDY}"
+            f"{caller}: scores between {MASKED:g} and {PLAUSIBLE:g} may be masked or not, and column steps would "
+            f"divide a finite mask away; got {scores[(scores <= PLAUSIBLE) & ~masked].max().item():g}. {_REMEDY}"
         )
     allowed = ~masked
     seen = _over_heads(allowed & (scores >= scores.amax(-1, keepdim=True) - FAR), heads)
@@ -53,12 +54,27 @@ def allowed_entries(caller: str, scores: Tensor, heads: int | None = None) -> Te
             f"than exp(-{FAR:g}) in all heads; column steps would divide that away and attend to it. {_REMEDY}"
         )
     n, m = seen.shape[-2:]
-    if n == m and n > 2 and bool(((seen == seen.tril()).flatten(-2).all(-1) & ~masked.flatten(-2).any(-1).any()).any()):
+    if n == m and n > 2 and not bool(masked.any()) and torch.equal(seen, seen.tril()):
         raise NotImplementedError(
-            f"{caller}: a finite number hides later tokens from earlier ones, as in a causal mask; outputs would depend "
-            f"on tokens that it hides. {_REMEDY}"
+            f"{caller}: a finite number hides later tokens from earlier ones, as in a causal mask; outputs would "
+            f"depend on tokens that it hides. {_REMEDY}"
         )
-    return allowed if bool(masked.any()) else None
+    if not bool(masked.any()):
+        return None
+    return _without_self_padding(allowed) if n == m else allowed
+
+
+def _without_self_padding(allowed: Tensor) -> Tensor:
+    """Return a mask (…, n, n) without the tokens that no other token may look at, though they look at others.
+
+    XLNet lets padding look at itself. Two tokens at least must remain: of two, a causal mask does the same to the last.
+    """
+    n = allowed.shape[-1]
+    others = allowed & ~torch.eye(n, dtype=torch.bool, device=allowed.device)
+    padding = others.any(-1) & ~others.any(-2)
+    remaining = (allowed.any(-1) & ~padding).sum(-1, keepdim=True)
+    valid = ~(padding & (remaining > 1))
+    return allowed & valid[..., None] & valid[..., None, :]
 
 
 def _over_heads(entries: Tensor, heads: int | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The class of a module whose own SoftMax calls are replaced: its methods are compiled again with another call there."""
+"""Replacement of SoftMax calls in the methods of a class: they are compiled again with another call there."""
 
 import ast
 import copy
@@ -31,9 +31,9 @@ class Plan(NamedTuple):
     """All changes to a class, and the arguments of its `forward` that tell cross-attention."""
 
     changes: tuple[Change, ...]
-    others: tuple[str, ...]  # tokens that only keys come from: given in cross-attention, None otherwise
-    queries: tuple[str, ...]  # where queries and keys share no argument: the same tensor in self-attention
-    keys: tuple[str, ...]
+    queries: tuple[str, ...]  # tokens that queries come from
+    others: tuple[str, ...]  # tokens that only keys come from: None in self-attention, or one of those
+    same: tuple[str, ...]  # where queries and keys share no argument, or which is not known: all the same tensor
 
 
 def changes(kind: type[nn.Module], found: Findings, sites: list[Key]) -> tuple[Change, ...]:
@@ -72,7 +72,7 @@ def rewritten(kind: type[nn.Module], plan: Plan) -> dict[str, Any]:
 def _changed(found: Method, plan: Plan) -> Method:
     tree = copy.deepcopy(found.tree)
     nodes, own = list(ast.walk(tree)), found.own
-    guarded = tree.name == "forward" and bool(plan.others or plan.queries)
+    guarded = tree.name == "forward" and bool(plan.others or plan.same)
     replaced: dict[int, ast.expr] = {}
     for change in plan.changes:
         if change.method == tree.name:

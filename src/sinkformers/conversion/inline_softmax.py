@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, names_used
 from sinkformers.conversion.attend import WARNED, normalise
-from sinkformers.conversion.inline_flow import Findings, Key, findings
+from sinkformers.conversion.inline_flow import Findings, findings
 from sinkformers.conversion.inline_masks import allowed_entries
 from sinkformers.conversion.inline_rewrite import Plan, changes, rewritten
 from sinkformers.conversion.intercept import CALLS, Subclassed, count, restore
@@ -58,14 +58,15 @@ def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
         return NO_SCORES, None
     queries = frozenset().union(*(value.left for value in scores))
     keys = frozenset().union(*(value.right for value in scores))
-    others = () if queries & keys == frozenset() else tuple(sorted(keys - queries))
-    apart = not queries & keys
-    if (others or apart) and any(name != "forward" for name, _ in proven):
+    if not queries or not keys:
         return NOT_SELF, None
-    if apart and not (queries and keys):
+    apart = not queries & keys or any(value.unclear for value in scores)
+    others, same = (frozenset(), queries | keys) if apart else (keys - queries, frozenset())
+    same = same if len(same) > 1 else frozenset()
+    if (others or same) and any(name != "forward" for name, _ in proven):
         return NOT_SELF, None
-    sides = (tuple(sorted(queries)), tuple(sorted(keys))) if apart else ((), ())
-    return CONVERT, Plan(changes(type(module), found, proven), others, *sides)
+    names = (tuple(sorted(each)) for each in (queries, others, same))
+    return CONVERT, Plan(changes(type(module), found, proven), *names)
 
 
 def _stays(place: Place) -> str | None:
@@ -139,8 +140,8 @@ class Inline(Subclassed):
         heads = next((value for name in _HEADS if isinstance(value := getattr(self, name, None), int)), None)
         if settings.tau == LEARNED and scores.dim() == 3 and heads != 1:
             raise NotImplementedError(
-                f'sinkformers: {type(self).__name__}: tau="learned" has one value per head, and these scores have heads '
-                f"and batch in one axis; got shape {tuple(scores.shape)}. Pass a number as tau."
+                f'sinkformers: {type(self).__name__}: tau="learned" has one value per head, and these scores have '
+                f"heads and batch in one axis; got shape {tuple(scores.shape)}. Pass a number as tau."
             )
         allowed = None
         if not is_softmax(settings):
@@ -157,11 +158,12 @@ class Inline(Subclassed):
             )
         return weights
 
-    def _sinkhorn_crosses(self, others: Any, queries: Any, keys: Any) -> bool:
+    def _sinkhorn_crosses(self, queries: Any, others: Any, same: Any) -> bool:
         """Return whether the arguments of `forward` are those of cross-attention."""
-        tensors = [each for each in keys if isinstance(each, Tensor)]
-        apart = any(all(each is not query for query in queries) for each in tensors)
-        return apart or any(isinstance(each, Tensor) for each in others)
+        if any(isinstance(each, Tensor) and all(each is not query for query in queries) for each in others):
+            return True
+        tensors = [each for each in same if isinstance(each, Tensor)]
+        return any(each is not tensors[0] for each in tensors)
 
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads")
@@ -181,8 +183,8 @@ def _warn(module: nn.Module, n: int, m: int) -> None:
     if not module.__dict__.get(WARNED) and not torch.compiler.is_compiling():
         module.__dict__[WARNED] = True
         warnings.warn(
-            f"sinkformers: {type(module).__name__} attends with {n} queries to {m} keys, and stays SoftMax there: only "
-            "attention among the same tokens is replaced. The report counts such calls; `select` leaves the module out.",
+            f"sinkformers: {type(module).__name__} attends with {n} queries to {m} keys, and stays SoftMax there: "
+            "only attention among the same tokens is replaced. The report counts such calls.",
             stacklevel=3,
         )
 

@@ -4,6 +4,7 @@ A family is a folder of `transformers.models`. Nothing about a family is written
 of images and vocabularies are recognised by the names that the library gives them.
 """
 
+import copy
 import importlib
 import inspect
 import pkgutil
@@ -15,7 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-LARGEST = 60_000_000  # parameters of a model that is built
+LARGEST = 30_000_000  # parameters of a model that is built
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "cls_token_id", "sep_token_id")
 
 _LAYERS = re.compile(r"(^|_)(n_|num_)?(hidden_|conv_|encoder_|decoder_|dec_|enc_)*layers?$|^depth$|num_blocks$|_depth$")
@@ -49,109 +50,86 @@ def model_classes(family: str) -> list[type[PreTrainedModel]]:
             continue
         module = importlib.import_module(f"{package.__name__}.{each.name}")
         for name, kind in vars(module).items():
-            if inspect.isclass(kind) and issubclass(kind, PreTrainedModel) and kind.__module__ == module.__name__:
-                if kind.config_class is not None and "PreTrained" not in name and name not in map(_name, found):
-                    found.append(kind)
+            if not inspect.isclass(kind) or not issubclass(kind, PreTrainedModel) or kind.__module__ != module.__name__:
+                continue
+            if kind.config_class is not None and "PreTrained" not in name and kind not in found:
+                found.append(kind)
     main = family.replace("_", "")
     return sorted(
         found, key=lambda kind: (kind.__name__.lower() != f"{main}model", not kind.__name__.endswith("Model"))
     )
 
 
-def _name(kind: type) -> str:
-    return kind.__name__
-
-
 def small_models(kind: type[PreTrainedModel]) -> Iterator[PreTrainedModel]:
     """Yield models of a class, each by another way of shrinking; those that cannot be built are left out."""
-    for widths in ("fixed", "divided", "kept"):
-        try:
-            config = kind.config_class(**_smaller(kind.config_class(), widths, family_tokens={}))
-            with torch.device("meta"):
-                size = sum(parameter.numel() for parameter in kind(config).parameters())
-        except Exception:
-            size = None  # some models cannot be built without values
-        if size is not None and size > LARGEST:
-            continue
-        try:
-            config = kind.config_class(**_smaller(kind.config_class(), widths, family_tokens={}))
-            torch.manual_seed(0)
-            model = kind(config)
-        except Exception:
-            continue
-        if sum(parameter.numel() for parameter in model.parameters()) <= LARGEST:
-            yield model.eval()
+    for widths in ("fixed", "divided", "images", "kept"):
+        for parts in ("objects", "dictionaries"):
+            try:
+                config = kind.config_class(**_smaller(kind.config_class(), widths, parts, {}))
+                if _size(kind, config) > LARGEST:
+                    continue
+                torch.manual_seed(0)
+                model = kind(config)
+            except Exception:  # what a class does not accept is not known before
+                continue
+            if sum(parameter.numel() for parameter in model.parameters()) <= LARGEST:
+                yield model.eval()
+                break
 
 
-def _smaller(config: PreTrainedConfig, widths: str, family_tokens: dict[str, int]) -> dict[str, Any]:
-    """Return the arguments of a configuration with smaller numbers."""
+def _size(kind: type[PreTrainedModel], config: PreTrainedConfig) -> int:
+    """Return the number of parameters, without making them; 0 where a model cannot be built without values."""
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in kind(copy.deepcopy(config)).parameters())
+    except Exception:
+        return 0
+
+
+def _smaller(config: PreTrainedConfig, widths: str, parts: str, tokens: dict[str, int]) -> dict[str, Any]:
+    """Return the arguments of a configuration with smaller numbers; `tokens` numbers those that are special."""
     smaller: dict[str, Any] = {}
     values = {key: value for key, value in vars(config).items() if not key.startswith("_")}
-    divides = widths == "divided" or any(
-        _HEADS.search(key) and isinstance(value, list) for key, value in values.items()
-    )
+    lists = any(_HEADS.search(key) and isinstance(value, list) for key, value in values.items())
     for key, value in values.items():
         if isinstance(value, PreTrainedConfig):
-            smaller[key] = _smaller(value, widths, family_tokens)
-        elif key.endswith("token_id") or key.endswith("token_index"):
-            if isinstance(value, int) and not isinstance(value, bool):
-                smaller[key] = (
-                    TOKENS.index(key) if key in TOKENS else family_tokens.setdefault(key, 6 + len(family_tokens))
-                )
-        elif isinstance(value, bool) or value is None:
-            continue
-        elif isinstance(value, int):
-            new = _smaller_number(key, value, widths, divides)
-            if new is not None:
-                smaller[key] = new
+            inner = _smaller(value, widths, parts, tokens)
+            smaller[key] = type(value)(**inner) if parts == "objects" else {"model_type": value.model_type, **inner}
+        elif key.endswith(("token_id", "token_index")) and type(value) is int:
+            smaller[key] = TOKENS.index(key) if key in TOKENS else tokens.setdefault(key, 6 + len(tokens))
+        elif key == "vocab_size" and value is None:
+            smaller[key] = 33
+        elif type(value) is int:
+            smaller[key] = _smaller_number(key, value, "divided" if lists and widths == "fixed" else widths)
         elif isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
-            new = _smaller_list(key, list(value), widths)
-            if new is not None:
-                smaller[key] = type(value)(new)
-    return smaller
+            smaller[key] = type(value)(_smaller_list(key, list(value), widths))
+    return {key: value for key, value in smaller.items() if key == "model_type" or value != values[key]}
 
 
-def _smaller_number(key: str, value: int, widths: str, divides: bool) -> int | None:
+def _smaller_number(key: str, value: int, widths: str) -> int:
     if "vocab_size" in key:
-        return min(value, 99) if value > 30 else None
+        return min(value, 99) if value > 30 else value
     if _POSITIONS.search(key):
         return min(value, 128)
-    if _LAYERS.search(key):
+    if _LAYERS.search(key) and "feat_extract" not in key and "conv" not in key:
         return min(value, 2)
-    if key == "image_size":
-        return min(value, 32 if widths != "kept" else 64)
-    if key == "patch_size":
-        return min(value, 8) if widths != "kept" else None
-    if key in ("num_queries", "num_query_tokens"):
+    if key in ("image_size", "patch_size") and widths in ("fixed", "divided"):
+        return min(value, {"image_size": 32, "patch_size": 8}[key])
+    if key in ("num_queries", "num_query_tokens", "num_latents"):
         return min(value, 8)
     if widths == "kept":
-        return None
-    if divides:
-        if _WIDTH.search(key) or _INNER.search(key):
-            return max(value // 4, 4)
-        return None
-    if _KEY_HEADS.search(key):
-        return min(value, 2)
-    if _HEADS.search(key):
-        return min(value, 4)
-    if _HEAD_WIDTH.search(key):
-        return 8
-    if _INNER.search(key):
-        return min(value, 40)
-    return 32 if _WIDTH.search(key) else None
+        return value
+    if widths != "fixed":
+        return max(value // 4, 4) if _WIDTH.search(key) or _INNER.search(key) else value
+    sizes = ((_KEY_HEADS, 2), (_HEADS, 4), (_HEAD_WIDTH, 8), (_INNER, 40), (_WIDTH, 32))
+    return min(value, next((size for pattern, size in sizes if pattern.search(key)), value))
 
 
-def _smaller_list(key: str, value: list[int], widths: str) -> list[int] | None:
-    if key == "image_size":
+def _smaller_list(key: str, value: list[int], widths: str) -> list[int]:
+    if key == "image_size" and widths in ("fixed", "divided"):
         return [min(each, 32) for each in value]
-    if (
-        _LIST_DEPTHS.search(key)
-        and max(value) <= 50
-        and "heads" not in key
-        and "ids" not in key
-        and "indices" not in key
-    ):
+    if _LIST_DEPTHS.search(key) and max(value) <= 50 and not re.search("heads|ids|indices|conv", key):
         return [min(each, 1 if len(value) > 3 else 2) for each in value]
     if _LIST_WIDTHS.search(key) and widths != "kept" and min(value) >= 16:
         return [max(each // 8, 4) for each in value]
-    return None
+    return value

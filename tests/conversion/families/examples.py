@@ -90,9 +90,13 @@ def _shapes(config: Any) -> Iterator[dict[str, tuple[int, ...]]]:
                 "pixel_values_videos": (2, frames, channel, *image),
                 "input_values": (2, 3200),
                 "input_features": (2, bins, 2 * positions),
-                "inputs_embeds": (2, LENGTH, features),
                 "hidden_states": (2, LENGTH, features),
                 "past_values": (2, context, series),
+                "visual_feats": (2, 7, _find(config, "visual_feat_dim") or 16),
+                "visual_embeds": (2, 7, _find(config, "visual_embedding_dim") or 16),
+                "visual_pos": (2, 7, 4),
+                "prompt_pixel_values": (2, channel, *image),
+                "prompt_masks": (2, channel, *image),
             }
         yield {
             "pixel_values": (2, frames, channels, *image),
@@ -101,5 +105,6 @@ def _shapes(config: Any) -> Iterator[dict[str, tuple[int, ...]]]:
             "past_values": (2, context),
             "inputs_embeds": (2, LENGTH, features),
         }
+    yield {"pixel_values": (2, 2, channels, 64, 64)}
     yield {"input_values": (2, bins, 128), "input_features": (2, 1, 64, bins), "inputs": (2, LENGTH, features)}
     yield {"input_values": (2, 128, bins), "input_features": (2, 1, 1001, bins), "pixel_values": (1, channels, 16, 16)}
