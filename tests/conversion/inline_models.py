@@ -48,8 +48,8 @@ def build(name):
     torch.manual_seed(0)
     model = (TEXTS | IMAGES)[name]().eval()
     for key, parameter in model.named_parameters():
-        if parameter.dim() > 1 and any(part in key for part in ("query", "key", "qkv", "q_lin", "k_lin", ".q", ".k")):
-            torch.nn.init.normal_(parameter, std=0.3)
+        if parameter.dim() > 1 and "pos" not in key:
+            torch.nn.init.normal_(parameter, std=0.2)
     return model.double()
 
 

@@ -52,7 +52,8 @@ class Value(NamedTuple):
     unclear: bool = False  # which of the sources it comes from is not known
 
     def join(self, other: "Value") -> "Value":
-        return Value(*(one | two for one, two in zip(self, other, strict=True)))
+        parts: Any = [one | two for one, two in zip(self, other, strict=True)]  # pyright: ignore[reportOperatorIssue]
+        return Value(*parts)
 
 
 class Site(NamedTuple):

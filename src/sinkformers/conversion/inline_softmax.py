@@ -27,10 +27,11 @@ NO_VALUES = "its SoftMax is not multiplied with values: it pools, gates or norma
 NO_SCORES = "its SoftMax is not of a product of queries and keys"
 ANOTHER = "it has another SoftMax, which is not multiplied with values: this is not plain attention"
 NOT_SELF = "its queries and keys come from different inputs"
-REDUCED = "its keys are fewer than its queries: the tokens are reduced first"
+REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
+BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
 _CROSS_NAMES = re.compile(r"cross|encoder_att|enc_dec|encdec|encoder_decoder", re.IGNORECASE)
-_CAUSAL_NAMES = re.compile(r"causal|get_extended_attention_mask")
-_REDUCTION = re.compile(r"(^|_)(sr|reduction)_ratio|stride_kv|kv_stride|^q_stride$|query_stride")
+_RATIO = re.compile(r"(^|_)(sr|reduction)_ratio|(^|_)stride")
+_REDUCED_NAMES = re.compile(r"subsampl|downsampl", re.IGNORECASE)
 _TOKENS = "_sinkhorn_tokens"  # the number of tokens of the last call that was replaced, or None
 
 
@@ -81,14 +82,23 @@ def _stays(place: Place) -> str | None:
         return CAUSAL
     if any(_is_triangle(each) for each in module.buffers(recurse=False)) or _under_causal_masks(place):
         return CAUSAL
-    for name, value in vars(module).items():
-        if (
-            _REDUCTION.search(name)
-            and isinstance(value, int | tuple)
-            and max(value if isinstance(value, tuple) else (value,)) > 1
-        ):
-            return REDUCED
+    if _reduces(module):
+        return REDUCED
+    if any("block" in name for name in names_used(type(module))):
+        return BLOCKS
     return POOLING if is_pooling(place) else None
+
+
+def _reduces(module: nn.Module) -> bool:
+    """Return whether a module has fewer keys than queries, or the reverse, by its names and its convolutions."""
+    if _REDUCED_NAMES.search(type(module).__name__):
+        return True
+    for part in module.modules():
+        stride = getattr(part, "stride", 1)
+        if max(stride if isinstance(stride, tuple) else (stride,)) > 1:
+            return True
+    ratios = [value for name, value in vars(module).items() if _RATIO.search(name)]
+    return any(isinstance(value, int) and value > 1 for value in ratios)
 
 
 def _is_triangle(buffer: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 class Method(NamedTuple):
     """A method in Python: its function, without decorators, and its syntax tree."""
 
-    function: FunctionType
+    function: Any
     tree: ast.FunctionDef
 
     @property

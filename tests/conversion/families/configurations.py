@@ -120,7 +120,7 @@ def _smaller_number(key: str, value: int, widths: str) -> int:
     if widths == "kept":
         return value
     if widths != "fixed":
-        return max(value // 4, 4) if _WIDTH.search(key) or _INNER.search(key) else value
+        return max(value // 4, min(value, 4)) if _WIDTH.search(key) or _INNER.search(key) else value
     sizes = ((_KEY_HEADS, 2), (_HEADS, 4), (_HEAD_WIDTH, 8), (_INNER, 40), (_WIDTH, 32))
     return min(value, next((size for pattern, size in sizes if pattern.search(key)), value))
 
@@ -129,7 +129,7 @@ def _smaller_list(key: str, value: list[int], widths: str) -> list[int]:
     if key == "image_size" and widths in ("fixed", "divided"):
         return [min(each, 32) for each in value]
     if _LIST_DEPTHS.search(key) and max(value) <= 50 and not re.search("heads|ids|indices|conv", key):
-        return [min(each, 1 if len(value) > 3 else 2) for each in value]
+        return [min(each, 1 if len(value) > 3 else 3) for each in value]
     if _LIST_WIDTHS.search(key) and widths != "kept" and min(value) >= 16:
         return [max(each // 8, 4) for each in value]
     return value
