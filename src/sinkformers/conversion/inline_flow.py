@@ -6,14 +6,13 @@ comes. What is not understood is not weights.
 """
 
 import ast
-import copy
 import re
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from sinkformers.conversion.inline_calls import Site, is_matmul, keeps_weights, number, resolve, softmax_calls
 from sinkformers.conversion.inline_source import Method, method
 
 # Arguments that are no tokens: positions, masks, caches, sizes, switches.
@@ -24,9 +23,6 @@ _SHAPES = ("shape", "dtype", "device", "ndim", "size", "dim")
 _KEEP = ("to", "type", "type_as", "float", "half", "double", "contiguous", "clone", "masked_fill", "masked_fill_")
 _VIEW = ("view", "reshape", "view_as", "reshape_as", "unsqueeze", "squeeze", "flatten", "unflatten")
 _SWAPS = ({(-1, -2), (-2, -1)}, {(0, 2, 1)})
-_DROPOUT = (F.dropout, torch.dropout, torch.masked_fill)
-_MATMUL = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm)
-_SOFTMAX = (F.softmax, torch.softmax)
 
 
 Key = tuple[str, int]  # the name of a method, and the number of a SoftMax call in it
@@ -54,16 +50,6 @@ class Value(NamedTuple):
     def join(self, other: "Value") -> "Value":
         parts: Any = [one | two for one, two in zip(self, other, strict=True)]  # pyright: ignore[reportOperatorIssue]
         return Value(*parts)
-
-
-class Site(NamedTuple):
-    """A SoftMax call: its node, the node of the scores, and those of dimension, dtype and mask, if it has them."""
-
-    call: ast.Call
-    scores: ast.expr
-    dim: int | None
-    dtype: ast.expr | None = None
-    mask: ast.expr | None = None
 
 
 class Findings:
@@ -179,7 +165,7 @@ class _Flow:
         function = resolve(target, self.module, self.method)
         if isinstance(target, ast.Attribute) and function is None:  # a method of a tensor
             return self._tensor_method(target, node)
-        if function in _MATMUL or _is_matmul(function):
+        if is_matmul(function):
             return self._product(node.args[0], node.args[1]) if len(node.args) == 2 else Value()
         if function is torch.einsum:
             return self._einsum(node)
@@ -188,7 +174,7 @@ class _Flow:
             if inner is not None and target.attr not in self.callers and softmax_calls(self.module, inner):
                 return self._own_method(inner, node)
         parts = _joined(self._children(node))
-        if _keeps_weights(function) and node.args:
+        if keeps_weights(function) and node.args:
             return parts._replace(weights=self._value(node.args[0]).weights)
         return parts._replace(weights=frozenset())
 
@@ -211,7 +197,7 @@ class _Flow:
         if target.attr in _VIEW:
             return parts._replace(weights=frozenset(each._replace(viewed=True) for each in base.weights))
         if target.attr in ("transpose", "permute", "swapaxes"):
-            axes = tuple(_number(each) for each in node.args)
+            axes = tuple(number(each) for each in node.args)
             if any(axes in swap for swap in _SWAPS):
                 return parts._replace(weights=_transposed(base).weights)
         return parts
@@ -253,67 +239,6 @@ class _Flow:
             self.found.operands.append(note)
 
 
-def softmax_calls(module: nn.Module, found: Method) -> list[Site]:
-    """Return the SoftMax calls of a method in the order of the tree, whatever axis they are over."""
-    sites = []
-    for node in ast.walk(found.tree):
-        site = _site(node, module, found) if isinstance(node, ast.Call) else None
-        if site is not None:
-            sites.append(site)
-    return sites
-
-
-def _site(node: ast.Call, module: nn.Module, found: Method) -> Site | None:
-    function = resolve(node.func, module, found)
-    keywords = {each.arg: each.value for each in node.keywords}
-    given = list(node.args)
-    if function in _SOFTMAX and given:
-        dim = keywords.get("dim", given[1] if len(given) == 2 else None)
-        return Site(node, given[0], _number(dim), keywords.get("dtype"))
-    if isinstance(function, nn.Softmax) and len(given) == 1:
-        return Site(node, given[0], function.dim)
-    if isinstance(node.func, ast.Call) and resolve(node.func.func, module, found) is nn.Softmax and len(given) == 1:
-        dims = [*node.func.args, *(each.value for each in node.func.keywords)]
-        return Site(node, given[0], _number(dims[0]) if dims else None)
-    if isinstance(node.func, ast.Attribute) and function is None and node.func.attr == "softmax":
-        dim = keywords.get("dim", given[0] if given else None)
-        return Site(node, node.func.value, _number(dim), keywords.get("dtype"))
-    owner = getattr(function, "__self__", None)  # DeBERTa's SoftMax with a mask, an autograd function
-    if isinstance(owner, type) and owner.__name__ == "XSoftmax" and len(given) == 3:
-        return Site(node, given[0], _number(given[2]), mask=given[1])
-    return None
-
-
-def resolve(node: ast.expr, module: nn.Module, found: Method) -> Any:
-    """Return the object that a name or an attribute of `self` or of a global stands for; None for anything local."""
-    if isinstance(node, ast.Name):
-        local = node.id in found.function.__code__.co_varnames
-        return module if node.id == found.own else None if local else found.function.__globals__.get(node.id)
-    if isinstance(node, ast.Attribute):
-        base = resolve(node.value, module, found)
-        return None if base is None or isinstance(base, Tensor) else getattr(base, node.attr, None)
-    return None
-
-
-def _keeps_weights(function: Any) -> bool:
-    """Return whether a function returns weights where it is given them: dropout, or nothing at all."""
-    if function in _DROPOUT or isinstance(function, nn.Identity):
-        return True
-    return isinstance(function, nn.Module) and "Dropout" in type(function).__name__
-
-
-def _is_matmul(function: Any) -> bool:
-    """Return whether a submodule does nothing but multiply its two inputs."""
-    if not isinstance(function, nn.Module) or list(function.children()) or list(function.parameters()):
-        return False
-    found = method(type(function), "forward")
-    last = None if found is None else found.tree.body[-1]
-    if found is None or not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
-        return False
-    given = [each.id for each in last.value.args if isinstance(each, ast.Name)]
-    return resolve(last.value.func, function, found) is torch.matmul and tuple(given) == found.parameters
-
-
 def _joined(values: list[Value]) -> Value:
     found = Value()
     for value in values:
@@ -329,12 +254,3 @@ def _part(value: Value) -> Value:
 def _transposed(value: Value) -> Value:
     turned = (each._replace(transposed=not each.transposed) for each in value.weights)
     return value._replace(weights=frozenset(turned))
-
-
-def _number(node: ast.expr | None) -> int | None:
-    """Return a whole number that is written out, or None."""
-    try:
-        value = None if node is None else ast.literal_eval(copy.deepcopy(node))
-    except ValueError:
-        return None
-    return value if type(value) is int else None

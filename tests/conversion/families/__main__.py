@@ -21,7 +21,7 @@ from tests.conversion.families.check import check
 from tests.conversion.families.configurations import families
 from tests.conversion.families.table import write_table
 
-TIMEOUT = 240
+TIMEOUT = 300
 
 
 def main() -> None:
