@@ -77,37 +77,47 @@ def attend(
     return out, returned
 
 
-def normalise(module: nn.Module, settings: Settings, scores: Tensor) -> Tensor:
-    """Return the weights for self-attention scores (…, n, m), in place of a model's own call of SoftMax."""
+def normalise(
+    module: nn.Module, settings: Settings, scores: Tensor, mask: Tensor | None, softmax: Tensor | None = None
+) -> Tensor:
+    """Return the weights for self-attention scores (…, n, m), in place of a model's own call of SoftMax.
+
+    Args:
+        mask: boolean (…, n, m), True at valid entries, or None if all are.
+        softmax: the weights, if they are SoftMax and known already.
+    """
     n, m = scores.shape[-2:]
-    mask = allowed(scores)
     if settings.causal is not None:
-        return _normalise_in_order(module, settings, scores, mask)
+        return _normalise_in_order(module, settings, scores, mask, softmax)
     _warn_of_single_query(module, settings, n, m)
     _refuse_one_way(module, settings, mask)
-    if n == m:
+    if n == m and mask is not None:
         mask = mask & mask.any(-2)[..., None]
     steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings), "mask": mask}
-    weights = sinkhorn(scores, **steps)
+    weights = sinkhorn(scores, **steps) if softmax is None else softmax
     watcher = module.__dict__.get(WATCHER)
     if watcher is not None:
         info = None
         if settings.n_iters == math.inf:
             with torch.no_grad():
                 info = _weights(scores, **steps)[1]
-        watcher.record(weights.detach(), mask, None, None, info)
+        shown, valid = (None if each is None else _four_axes(each) for each in (weights.detach(), mask))
+        watcher.record(shown, valid, None, None, info)
     return weights
 
 
-def _normalise_in_order(module: nn.Module, settings: Settings, scores: Tensor, mask: Tensor) -> Tensor:
+def _normalise_in_order(
+    module: nn.Module, settings: Settings, scores: Tensor, mask: Tensor | None, softmax: Tensor | None
+) -> Tensor:
     refuse_unknown_cache(module, settings, *scores.shape[-2:])
     steps: dict[str, Any] = {"n_iters": settings.n_iters, "tau": tau_of(module, settings)}
     n, m = scores.shape[-2:]
+    mask = scores.new_ones(n, m, dtype=torch.bool) if mask is None else mask
     mask = mask & mask.any(-2)[..., None] if n == m else mask
-    weights = causal_sinkhorn(scores, mask=mask, **steps)
+    weights = causal_sinkhorn(scores, mask=mask, **steps) if softmax is None else softmax
     watcher = module.__dict__.get(WATCHER)
     if watcher is not None:
-        watcher.record(weights.detach(), mask, None, None, in_order=True)
+        watcher.record(_four_axes(weights.detach()), _four_axes(mask.expand(scores.shape)), None, None, in_order=True)
     return weights
 
 
@@ -119,6 +129,11 @@ def refuse_unknown_cache(module: nn.Module, settings: Settings, n: int, m: int) 
             "keys. What the keys have received from earlier queries is not known here: pass all tokens at once, "
             "without a cache of keys and values (use_cache=False, in many libraries)."
         )
+
+
+def _four_axes(matrices: Tensor) -> Tensor:
+    """Return matrices (…, n, m) as (batch, heads, n, m), with one head if they have three axes."""
+    return matrices[:, None] if matrices.dim() == 3 else matrices.flatten(0, -4)
 
 
 def _weights(

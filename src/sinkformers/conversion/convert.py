@@ -63,7 +63,8 @@ def to_sinkformer(
             logit per head, which starts at `tau` = ½.
         select: the modules to convert: a pattern for their names (`"encoder.layer.5.*"`), or a function of
             (name, module). A second call can convert other modules, or change the settings of the same ones.
-        adapter: the name of the only adapter to use. `"sdpa"` is used only if named: it intercepts every
+        adapter: the name of the only adapter to use. `"softmax"` is for modules that compute SoftMax themselves, and
+            converts those whose code shows that they attend. `"sdpa"` is used only if named: it intercepts every
             `F.scaled_dot_product_attention` inside the selected modules, or inside those whose `forward` calls it.
         allow_one_way_mask: accept masks that order the tokens, as a causal one does. Converted modules refuse them
             otherwise, since outputs would depend on tokens that the mask hides. Attention that is known to be causal

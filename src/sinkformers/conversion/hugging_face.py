@@ -188,12 +188,14 @@ def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
     One entry is enough if `to_sinkformer` gives these settings to all modules.
     """
     each: dict[str, tuple[Settings | None, str, bool]] = {}
+    by_name: list[bool] = []  # which of the converted modules another process would convert by our name
 
     def look(place: Place) -> None:
         settings, verdict = settings_of(place.module), _recognise(place)
-        converted = settings is not None and isinstance(undo_of(place.module).state, Original)
-        if converted or (settings is None and verdict in (CONVERT, CAUSAL, CROSS)):
-            assert verdict is not None
+        if settings is not None:
+            by_name.append(isinstance(undo_of(place.module).state, Original))
+        if settings is not None or verdict in (CONVERT, CAUSAL, CROSS):
+            verdict = CONVERT if verdict is None else verdict  # converted by another adapter
             each[place.name] = settings, verdict, verdict != CONVERT or _is_ordered(place)
         for name, child in place.module.named_children():
             look(place.child(name, child))
@@ -204,7 +206,8 @@ def _settings_below(owner: nn.Module) -> dict[str, Any] | None:
         return None
     first = next(iter(modules.values()))
     causal = next((settings.causal for settings in modules.values() if settings.causal is not None), None)
-    if all(
+    alike = all(by_name) or not any(by_name)  # otherwise our name alone would convert a part of the model
+    if alike and all(
         settings == replace(first, causal=causal if is_causal else None)
         for settings, verdict, is_causal in each.values()
         if verdict == CONVERT or causal is not None

@@ -5,6 +5,7 @@ globally, and calls outside that `forward` are not affected.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sinkformers.conversion.adapter import Place
-from sinkformers.conversion.attend import attend, normalise, refuse_unknown_cache, self_attention_masks
+from sinkformers.conversion.attend import allowed, attend, normalise, refuse_unknown_cache, self_attention_masks
 from sinkformers.conversion.settings import is_softmax, settings_of
 
 CALLS = "_sinkhorn_calls"  # number of intercepted calls by kind; the report shows this dictionary
@@ -37,15 +38,11 @@ class Interception(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Intercepted(nn.Module):
-    """First base of a converted class; instances are pickled with the original class."""
+class Subclassed(nn.Module):
+    """A base of converted classes; instances are pickled with the original class, and how to make theirs from it."""
 
     _sinkhorn_original: type[nn.Module]
-    _sinkhorn_softmax: bool
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with Interception(self, self._sinkhorn_softmax):
-            return super().forward(*args, **kwargs)
+    _sinkhorn_make: tuple[Callable[[type[nn.Module], Any], type[nn.Module]], Any]
 
     def extra_repr(self) -> str:
         settings = settings_of(self)
@@ -54,18 +51,27 @@ class Intercepted(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, (_, *rest), *state = super().__reduce_ex__(max(2, int(protocol)))
-        return _rebuild, (self._sinkhorn_original, self._sinkhorn_softmax, *rest), *state
+        return _rebuild, (self._sinkhorn_original, self._sinkhorn_make, *rest), *state
+
+
+class Intercepted(Subclassed):
+    """First base of a converted class whose calls are intercepted."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with Interception(self, self._sinkhorn_make[1]):
+            return super().forward(*args, **kwargs)
 
 
 @functools.cache
 def _intercepted(kind: type[nn.Module], softmax: bool) -> type[nn.Module]:
-    body = {"_sinkhorn_original": kind, "_sinkhorn_softmax": softmax, "__module__": __name__}
+    body = {"_sinkhorn_original": kind, "_sinkhorn_make": (_intercepted, softmax), "__module__": __name__}
     return type(f"Sinkhorn{kind.__name__}", (Intercepted, kind), body)
 
 
-def _rebuild(kind: type[nn.Module], softmax: bool, *rest: Any) -> nn.Module:
+def _rebuild(kind: type[nn.Module], make: tuple[Any, Any], *rest: Any) -> nn.Module:
     module = kind.__new__(kind, *rest)
-    module.__class__ = _intercepted(kind, softmax)
+    converted, argument = make
+    module.__class__ = converted(kind, argument)
     return module
 
 
@@ -80,9 +86,9 @@ def intercept_softmax(place: Place) -> None:
 
 
 def restore(module: nn.Module, undo: Any) -> None:
-    """Undo the interception; the `restore` of an adapter."""
+    """Restore the class of a module; the `restore` of an adapter."""
     kind = type(module)
-    assert issubclass(kind, Intercepted)
+    assert issubclass(kind, Subclassed)
     module.__class__ = kind._sinkhorn_original
     del module.__dict__[CALLS]
 
@@ -107,12 +113,12 @@ def _attention(
     assert settings is not None
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     if is_causal and settings.causal is None and not is_softmax(settings):
-        _count(module, "causal call left SoftMax")
+        count(module, "causal call left SoftMax")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if query.is_nested:
         raise TypeError(f"sinkformers: {type(module).__name__} attends on nested tensors; pad them and pass a mask.")
     n, m = query.shape[-2], key.shape[-2]
-    _count(module, "attention call" if n == m else "attention call with unequally many queries and keys")
+    count(module, "attention call" if n == m else "attention call with unequally many queries and keys")
     if settings.causal is not None:
         refuse_unknown_cache(module, settings, n, m)
     if is_causal:
@@ -128,11 +134,13 @@ def _weights(
     assert settings is not None
     if dim not in (-1, scores.dim() - 1) or rest:
         return func(scores, dim, *rest, dtype=dtype, **kwargs)
-    _count(module, "SoftMax call")
-    return normalise(module, settings, scores if dtype is None else scores.to(dtype))
+    count(module, "SoftMax call")
+    scores = scores if dtype is None else scores.to(dtype)
+    return normalise(module, settings, scores, allowed(scores))
 
 
-def _count(module: nn.Module, call: str) -> None:
+def count(module: nn.Module, call: str) -> None:
+    """Count a call of a converted module for the report."""
     if not torch.compiler.is_compiling():  # torch.compile would guard on the counter, and recompile at every call
         calls = module.__dict__[CALLS]
         calls[call] = calls.get(call, 0) + 1

@@ -1,7 +1,6 @@
 """The survey of a model: its attention modules, their adapters, whether to convert them; and selection by users."""
 
 import fnmatch
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,13 +9,14 @@ from torch import Tensor, nn
 
 from sinkformers.conversion.adapter import ASK, CAUSAL, CONVERT, CROSS, UNDO, Adapter, Place, Undo, undo_of
 from sinkformers.conversion.hugging_face import HUGGING_FACE, NAME
+from sinkformers.conversion.inline_softmax import ATTENTION, SOFTMAX
 from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
 from sinkformers.conversion.own_models import OWN_MODELS
 from sinkformers.conversion.settings import Settings, assign, settings_of
 from sinkformers.conversion.torch_nn import TORCH
 
 # The first adapter that recognises a module is used.
-TABLE = (OWN_MODELS, TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA)
+TABLE = (OWN_MODELS, TORCH, HUGGING_FACE, TIMM, VIT_PYTORCH, X_TRANSFORMERS, SDPA, SOFTMAX)
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in TABLE}
 ON_REQUEST = (SDPA.name,)
 
@@ -25,7 +25,6 @@ Select = str | Callable[[str, nn.Module], bool] | None
 
 UNKNOWN = "its forward neither is torch's nor takes its function from transformers' attention registry"
 SCRIPTED = "compiled by torch.jit, which cannot be changed: convert the module before it is scripted or traced"
-_ATTENTION = re.compile(r"Att(entio)?n")
 
 
 class Finding(NamedTuple):
@@ -94,7 +93,7 @@ def _search(place: Place, rows: list[Adapter], picked: Select, findings: list[Fi
         findings.append(Finding(place, adapter_of(module), CONVERT))
         return True
     if isinstance(module, torch.jit.ScriptModule):
-        if any(_ATTENTION.search(str(getattr(part, "original_name", ""))) for part in module.modules()):
+        if any(ATTENTION.search(str(getattr(part, "original_name", ""))) for part in module.modules()):
             findings.append(Finding(place, None, SCRIPTED))
             return True
         return False
@@ -109,7 +108,7 @@ def _search(place: Place, rows: list[Adapter], picked: Select, findings: list[Fi
     below = [_search(place.child(*each), rows, picked, findings, seen) for each in module.named_children()]
     if any(below):
         return True
-    if _ATTENTION.search(type(module).__name__):
+    if ATTENTION.search(type(module).__name__):
         findings.append(Finding(place, None, UNKNOWN))
         return True
     return False

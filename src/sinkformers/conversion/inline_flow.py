@@ -1,0 +1,256 @@
+"""What a method's code does with its SoftMax: is it over the last axis of scores, and are values multiplied with it?
+
+The statements are read in order, both sides of a condition, and every name gets what is known of its value: the SoftMax
+calls whose weights it holds, whether a product of two tensors or a SoftMax went into it, and from which arguments it
+comes. What is not understood is not weights.
+"""
+
+import ast
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from sinkformers.conversion.inline_calls import Site, is_matmul, keeps_weights, number, resolve, softmax_calls
+from sinkformers.conversion.inline_source import Method, method
+
+# Arguments that are no tokens: positions, masks, caches, sizes, switches.
+_NO_TOKENS = re.compile(
+    r"pos|past|cache|mask|bias|emb|freq|^cos|^sin|output|layer|head|kwargs|size|shape|height|width|dim|attn|rel|len|seg"
+)
+_SHAPES = ("shape", "dtype", "device", "ndim", "size", "dim")
+_KEEP = ("to", "type", "type_as", "float", "half", "double", "contiguous", "clone", "masked_fill", "masked_fill_")
+_VIEW = ("view", "reshape", "view_as", "reshape_as", "unsqueeze", "squeeze", "flatten", "unflatten")
+_SWAPS = ({(-1, -2), (-2, -1)}, {(0, 2, 1)})
+
+
+Key = tuple[str, int]  # the name of a method, and the number of a SoftMax call in it
+
+
+class Weights(NamedTuple):
+    """Weights of one SoftMax call, as they are or transposed, and whether they were viewed in another shape."""
+
+    site: Key
+    transposed: bool = False
+    viewed: bool = False
+
+
+class Value(NamedTuple):
+    """What is known of an expression."""
+
+    weights: frozenset[Weights] = frozenset()
+    product: bool = False  # of two tensors
+    softmax: bool = False  # went into it
+    sources: frozenset[str] = frozenset()  # the arguments of the method that it comes from
+    left: frozenset[str] = frozenset()  # those of the first factors of products
+    right: frozenset[str] = frozenset()  # those of their second factors
+    unclear: bool = False  # which of the sources it comes from is not known
+
+    def join(self, other: "Value") -> "Value":
+        parts: Any = [one | two for one, two in zip(self, other, strict=True)]  # pyright: ignore[reportOperatorIssue]
+        return Value(*parts)
+
+
+class Findings:
+    """What was found in the methods of a module that its `forward` leads to."""
+
+    def __init__(self) -> None:
+        self.sites: dict[Key, Site] = {}
+        self.scores: dict[Key, Value] = {}
+        self.proven: set[Key] = set()  # sites whose weights are multiplied with values
+        self.operands: list[tuple[str, ast.expr]] = []  # viewed weights in such products: checked when they run
+
+
+def findings(module: nn.Module) -> Findings | None:
+    """Return what is known of the SoftMax calls of a module, or None if its code cannot be read."""
+    forward = method(type(module), "forward")
+    if forward is None:
+        return None
+    found = Findings()
+    tokens = {name for name in forward.parameters if not _NO_TOKENS.search(name)}
+    names = {name: Value(sources=frozenset({name} & tokens)) for name in forward.parameters}
+    _Flow(module, forward, names, found, ())
+    return found
+
+
+class _Flow:
+    """The flow of data through one method, whose arguments have these values."""
+
+    def __init__(
+        self, module: nn.Module, method: Method, names: dict[str, Value], found: Findings, callers: tuple[str, ...]
+    ) -> None:
+        self.module, self.method, self.names, self.found = module, method, names, found
+        self.callers = (*callers, method.tree.name)
+        self.sites = {(method.tree.name, number): site for number, site in enumerate(softmax_calls(module, method))}
+        found.sites |= self.sites
+        self.returns = Value()
+        self._block(method.tree.body)
+
+    def _block(self, statements: list[ast.stmt]) -> None:
+        for statement in statements:
+            self._statement(statement)
+
+    def _statement(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            value = self._value(statement.value)
+            for target in targets:
+                self._assign(target, statement.value, value, adds=isinstance(statement, ast.AugAssign))
+        elif isinstance(statement, ast.If):
+            self._value(statement.test)
+            before = dict(self.names)
+            self._block(statement.body)
+            after, self.names = self.names, before
+            self._block(statement.orelse)
+            for name, value in after.items():
+                self.names[name] = value.join(self.names[name]) if name in self.names else value
+        elif isinstance(statement, ast.Return) and statement.value is not None:
+            self.returns = self.returns.join(self._value(statement.value))
+        else:
+            for field in ast.iter_child_nodes(statement):
+                if isinstance(field, ast.expr):
+                    self._value(field)
+            for block in ("body", "orelse", "finalbody"):
+                self._block(getattr(statement, block, []))
+
+    def _assign(self, target: ast.expr, node: ast.expr, value: Value, adds: bool) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            same = isinstance(node, ast.Tuple | ast.List) and len(node.elts) == len(target.elts)
+            same = same and not any(isinstance(part, ast.Starred) for part in (*node.elts, *target.elts))  # pyright: ignore[reportAttributeAccessIssue]
+            for position, each in enumerate(target.elts):
+                part = node.elts[position] if same else node  # pyright: ignore[reportAttributeAccessIssue]
+                self._assign(each, part, self._value(part) if same else _part(value), adds)
+        elif isinstance(target, ast.Name):
+            if adds:  # of weights and something else it is not known what becomes
+                value = self.names.get(target.id, Value()).join(value)._replace(weights=frozenset())
+            self.names[target.id] = value
+
+    def _value(self, node: ast.expr) -> Value:
+        """Return what is known of an expression, and note products of weights with values in it."""
+        for key, site in self.sites.items():
+            if site.call is node:
+                scores = self._value(site.scores)
+                self.found.scores[key] = scores.join(self.found.scores.get(key, Value()))
+                return scores._replace(weights=frozenset([Weights(key)]), softmax=True)
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, Value())
+        if isinstance(node, ast.Attribute):
+            inner = self._value(node.value)
+            if node.attr in _SHAPES:
+                return Value()
+            if node.attr == "mT":
+                return _transposed(inner)
+            return inner._replace(weights=frozenset())
+        if isinstance(node, ast.IfExp):
+            return self._value(node.body).join(self._value(node.orelse))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            return self._product(node.left, node.right)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        return _joined(self._children(node))._replace(weights=frozenset())
+
+    def _children(self, node: ast.AST) -> list[Value]:
+        """Return the values of the expressions directly inside a node, keyword arguments included."""
+        found = []
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                found.append(self._value(child))
+            elif not isinstance(child, ast.expr_context | ast.operator | ast.cmpop | ast.unaryop | ast.boolop):
+                found += self._children(child)
+        return found
+
+    def _call(self, node: ast.Call) -> Value:
+        target = node.func
+        function = resolve(target, self.module, self.method)
+        if isinstance(target, ast.Attribute) and function is None:  # a method of a tensor
+            return self._tensor_method(target, node)
+        if is_matmul(function):
+            return self._product(node.args[0], node.args[1]) if len(node.args) == 2 else Value()
+        if function is torch.einsum:
+            return self._einsum(node)
+        if getattr(function, "__self__", None) is self.module and isinstance(target, ast.Attribute):
+            inner = method(type(self.module), target.attr)
+            if inner is not None and target.attr not in self.callers and softmax_calls(self.module, inner):
+                return self._own_method(inner, node)
+        parts = _joined(self._children(node))
+        if keeps_weights(function) and node.args:
+            return parts._replace(weights=self._value(node.args[0]).weights)
+        return parts._replace(weights=frozenset())
+
+    def _own_method(self, inner: Method, node: ast.Call) -> Value:
+        """Return the value of a method of the module that has SoftMax calls of its own."""
+        names = {name: Value() for name in inner.parameters}
+        names |= {name: self._value(each) for name, each in zip(inner.parameters, node.args, strict=False)}
+        names |= {each.arg: self._value(each.value) for each in node.keywords if each.arg in names}
+        return _Flow(self.module, inner, names, self.found, self.callers).returns
+
+    def _tensor_method(self, target: ast.Attribute, node: ast.Call) -> Value:
+        base = self._value(target.value)
+        if target.attr in _SHAPES:
+            return Value()
+        if target.attr in ("matmul", "bmm") and len(node.args) == 1:
+            return self._product(target.value, node.args[0])
+        parts = base.join(_joined(self._children(node)))._replace(weights=frozenset())
+        if target.attr in _KEEP:
+            return parts._replace(weights=base.weights)
+        if target.attr in _VIEW:
+            return parts._replace(weights=frozenset(each._replace(viewed=True) for each in base.weights))
+        if target.attr in ("transpose", "permute", "swapaxes"):
+            axes = tuple(number(each) for each in node.args)
+            if any(axes in swap for swap in _SWAPS):
+                return parts._replace(weights=_transposed(base).weights)
+        return parts
+
+    def _product(self, left: ast.expr, right: ast.expr) -> Value:
+        one, two = self._value(left), self._value(right)
+        if not two.softmax:
+            self._prove(left, [each for each in one.weights if not each.transposed])
+        if not one.softmax:
+            self._prove(right, [each for each in two.weights if each.transposed])
+        both = one.join(two)
+        sides = {"left": both.left | one.sources, "right": both.right | two.sources}
+        return both._replace(weights=frozenset(), product=True, **sides)
+
+    def _einsum(self, node: ast.Call) -> Value:
+        operands = node.args[1:]
+        if len(operands) == 1 and isinstance(operands[0], ast.List | ast.Tuple):
+            operands = operands[0].elts
+        values = [self._value(each) for each in operands]
+        both = _joined(values)._replace(weights=frozenset())
+        equation = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
+        if len(values) != 2 or not isinstance(equation, str) or "->" not in equation:
+            return both
+        inputs, output = equation.replace(" ", "").split("->")
+        letters = inputs.split(",")
+        for which, other in ((0, 1), (1, 0)):
+            for each in values[which].weights:
+                rows, columns = letters[which][-2:] if not each.transposed else letters[which][-2:][::-1]
+                contracts = columns in letters[other] and columns not in output
+                if contracts and rows in output and rows not in letters[other] and not values[other].softmax:
+                    self._prove(operands[which], [each])
+        sides = {"left": both.left | values[0].sources, "right": both.right | values[1].sources}
+        return both._replace(product=True, **sides)
+
+    def _prove(self, operand: ast.expr, weights: list[Weights]) -> None:
+        self.found.proven |= {each.site for each in weights}
+        note = (self.method.tree.name, operand)
+        if any(each.viewed for each in weights) and note not in self.found.operands:
+            self.found.operands.append(note)
+
+
+def _joined(values: list[Value]) -> Value:
+    found = Value()
+    for value in values:
+        found = found.join(value)
+    return found
+
+
+def _part(value: Value) -> Value:
+    """Return what is known of one of the results of a call: of queries, keys and values, which is which is not."""
+    return value._replace(weights=frozenset(), unclear=value.unclear or len(value.sources) > 1)
+
+
+def _transposed(value: Value) -> Value:
+    turned = (each._replace(transposed=not each.transposed) for each in value.weights)
+    return value._replace(weights=frozenset(turned))

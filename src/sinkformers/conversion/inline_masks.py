@@ -1,0 +1,84 @@
+"""Masks that were added to scores, recognised by their values.
+
+A model that computes SoftMax itself adds a large negative number where a query may not look. To SoftMax that is as good
+as minus infinity, but column steps divide any finite number away, so that it has to be found and masked.
+"""
+
+import torch
+from torch import Tensor
+
+from sinkformers.core.modes import readable
+
+# A score at or below this is masked: −10,000 is the smallest mask in use, plus a score of up to 1,000.
+MASKED = -9_000.0
+# A score at or below this, and above MASKED, may be either.
+PLAUSIBLE = -1_000.0
+# A key whose weight under SoftMax is less than exp(−50) = 2e-22 for every query and head is hidden, not unpopular.
+FAR = 50.0
+
+_REMEDY = (
+    "Mask with -inf, the lowest number of the dtype or -10000 instead, leave the module out with `select`, or set "
+    "n_iters=1."
+)
+
+
+def allowed_entries(caller: str, scores: Tensor, heads: int | None = None) -> Tensor | None:
+    """Return where scores (…, n, m) were not masked, or None if nowhere; raise where that cannot be decided.
+
+    While a graph is traced values cannot be read. Then nothing is raised, and the smaller masks are not looked for.
+
+    Args:
+        caller: the module, for messages.
+        heads: the number of heads, where scores (batch · heads, n, m) have them in their first axis.
+    """
+    scores = scores.detach()
+    if not readable(scores):
+        allowed = ~(scores <= MASKED)
+        return _without_self_padding(allowed) if scores.shape[-1] == scores.shape[-2] else allowed
+    if not scores.numel():
+        return None
+    lowest, highest = torch.aminmax(scores)
+    if highest - lowest < FAR and lowest > PLAUSIBLE:
+        return None
+    masked = scores <= MASKED
+    if bool(((scores <= PLAUSIBLE) & ~masked).any()):
+        raise ValueError(
+            f"{caller}: scores between {MASKED:g} and {PLAUSIBLE:g} may be masked or not, and column steps would "
+            f"divide a finite mask away; got {scores[(scores <= PLAUSIBLE) & ~masked].max().item():g}. {_REMEDY}"
+        )
+    allowed = ~masked
+    seen = _over_heads(allowed & (scores >= scores.amax(-1, keepdim=True) - FAR), heads)
+    if bool((_over_heads(allowed, heads).any(-2) & ~seen.any(-2)).any()):
+        raise ValueError(
+            f"{caller}: a key is hidden from every query by a finite number, since its weights under SoftMax are less "
+            f"than exp(-{FAR:g}) in all heads; column steps would divide that away and attend to it. {_REMEDY}"
+        )
+    n, m = seen.shape[-2:]
+    if n == m and n > 2 and not bool(masked.any()) and torch.equal(seen, seen.tril()):
+        raise NotImplementedError(
+            f"{caller}: a finite number hides later tokens from earlier ones, as in a causal mask; outputs would "
+            f"depend on tokens that it hides. {_REMEDY}"
+        )
+    if not bool(masked.any()):
+        return None
+    return _without_self_padding(allowed) if n == m else allowed
+
+
+def _without_self_padding(allowed: Tensor) -> Tensor:
+    """Return a mask (…, n, n) without the tokens that no other token may look at, though they look at others.
+
+    XLNet lets padding look at itself. Two tokens at least must remain: of two, a causal mask does the same to the last.
+    """
+    n = allowed.shape[-1]
+    others = allowed & ~torch.eye(n, dtype=torch.bool, device=allowed.device)
+    padding = others.any(-1) & ~others.any(-2)
+    remaining = (allowed.any(-1) & ~padding).sum(-1, keepdim=True)
+    valid = ~(padding & (remaining > 1))
+    return allowed & valid[..., None] & valid[..., None, :]
+
+
+def _over_heads(entries: Tensor, heads: int | None) -> Tensor:
+    """Return the entries (batch, n, m) that any head has; heads are the third axis from behind, or in the first."""
+    if entries.dim() == 3 and heads is not None and entries.shape[0] % heads == 0:
+        entries = entries.unflatten(0, (-1, heads))
+    return entries.any(-3) if entries.dim() > 3 else entries

@@ -1,0 +1,114 @@
+"""Replacement of SoftMax calls in the methods of a class: they are compiled again with another call there."""
+
+import ast
+import copy
+import functools
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from sinkformers.conversion.inline_flow import Findings, Key
+from sinkformers.conversion.inline_source import Method, compiled, method
+
+WEIGHTS = "_sinkhorn_weights"  # called in place of SoftMax
+OPERAND = "_sinkhorn_operand"  # called with weights that were viewed in another shape before they are used
+CROSSES = "_sinkhorn_crosses"  # called at the start of `forward`
+_CROSS = "_sinkhorn_cross"  # the local variable with its answer
+
+
+class Change(NamedTuple):
+    """One call to replace. Nodes are given by their position in `ast.walk` of the method, which can be pickled."""
+
+    method: str
+    call: int
+    scores: int = -1  # none: `call` is weights that were viewed
+    dim: int = -1
+    dtype: int = -1
+    mask: int = -1
+
+
+class Plan(NamedTuple):
+    """All changes to a class, and the arguments of its `forward` that tell cross-attention."""
+
+    changes: tuple[Change, ...]
+    queries: tuple[str, ...]  # tokens that queries come from
+    others: tuple[str, ...]  # tokens that only keys come from: None in self-attention, or one of those
+    same: tuple[str, ...]  # where queries and keys share no argument, or which is not known: all the same tensor
+
+
+def changes(kind: type[nn.Module], found: Findings, sites: list[Key]) -> tuple[Change, ...]:
+    """Return the changes that replace these SoftMax calls."""
+    made = []
+    for key in sites:
+        site, at = found.sites[key], _positions(kind, key[0])
+        assert site.dim is not None
+        extra = [-1 if node is None else at[id(node)] for node in (site.dtype, site.mask)]
+        made.append(Change(key[0], at[id(site.call)], at[id(site.scores)], site.dim, *extra))
+    made += [Change(name, _positions(kind, name)[id(node)]) for name, node in found.operands]
+    return tuple(made)
+
+
+def _positions(kind: type[nn.Module], name: str) -> dict[int, int]:
+    found = method(kind, name)
+    assert found is not None
+    return {id(node): position for position, node in enumerate(ast.walk(found.tree))}
+
+
+@functools.cache
+def rewritten(kind: type[nn.Module], plan: Plan) -> dict[str, Any]:
+    """Return the changed methods of a class by name."""
+    made: dict[str, Any] = {}
+    for name in dict.fromkeys(change.method for change in plan.changes):
+        found = method(kind, name)
+        if found is None:
+            raise RuntimeError(
+                f"sinkformers: the source of {kind.__name__}.{name} cannot be read, or is not that of the code that "
+                "runs, so its SoftMax cannot be replaced. Convert the model where its source is installed."
+            )
+        made[name] = compiled(_changed(found, plan))
+    return made
+
+
+def _changed(found: Method, plan: Plan) -> Method:
+    tree = copy.deepcopy(found.tree)
+    nodes, own = list(ast.walk(tree)), found.own
+    guarded = tree.name == "forward" and bool(plan.others or plan.same)
+    replaced: dict[int, ast.expr] = {}
+    for change in plan.changes:
+        if change.method == tree.name:
+            replaced[id(nodes[change.call])] = _call(nodes, change, own, guarded)
+    tree = _Replace(replaced).visit(tree)
+    if guarded:
+        names = ", ".join(f"({''.join(name + ', ' for name in each)})" for each in plan[1:])
+        tree.body.insert(0, ast.parse(f"{_CROSS} = {own}.{CROSSES}({names})").body[0])
+        ast.copy_location(tree.body[0], tree.body[1])
+        for node in ast.walk(tree.body[0]):
+            ast.copy_location(node, tree.body[1])
+    return Method(found.function, tree)
+
+
+def _call(nodes: list[ast.AST], change: Change, own: str, guarded: bool) -> ast.expr:
+    call: Any = nodes[change.call]
+    name = OPERAND if change.scores < 0 else WEIGHTS
+    function = ast.Attribute(ast.Name(own, ast.Load()), name, ast.Load())
+    if change.scores < 0:
+        return ast.copy_location(ast.Call(function, [call], []), call)
+    given: dict[str, Any] = {"dim": ast.Constant(change.dim)}
+    given |= {key: nodes[at] for key, at in (("dtype", change.dtype), ("mask", change.mask)) if at >= 0}
+    if change.mask >= 0:
+        given["original"] = call.func
+    if guarded:
+        given["cross"] = ast.Name(_CROSS, ast.Load())
+    keywords = [ast.keyword(key, value) for key, value in given.items()]
+    made = ast.Call(function, [nodes[change.scores]], keywords)  # pyright: ignore[reportArgumentType]
+    return ast.copy_location(made, call)
+
+
+class _Replace(ast.NodeTransformer):
+    """Put other expressions in the place of some, and visit what is inside of them."""
+
+    def __init__(self, replaced: dict[int, ast.expr]) -> None:
+        self.replaced = replaced
+
+    def visit(self, node: ast.AST) -> Any:
+        return self.generic_visit(self.replaced.pop(id(node), node))

@@ -1,0 +1,222 @@
+"""The adapter for modules that compute SoftMax of their scores themselves: that call is replaced where it is written.
+
+A module is converted if its code shows that it attends: a SoftMax over the last axis of scores, which are a product of
+two tensors, and values that are multiplied with the result. What code cannot show is checked at every call.
+"""
+
+import functools
+import re
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, names_used
+from sinkformers.conversion.attend import WARNED, normalise
+from sinkformers.conversion.inline_flow import Findings, findings
+from sinkformers.conversion.inline_masks import allowed_entries
+from sinkformers.conversion.inline_rewrite import Plan, changes, rewritten
+from sinkformers.conversion.intercept import CALLS, Subclassed, count, restore
+from sinkformers.conversion.settings import LEARNED, is_softmax, settings_of
+
+ATTENTION = re.compile(r"Att(entio)?n")
+OTHER_AXIS = "its SoftMax is not over the last axis of its scores"
+NO_VALUES = "its SoftMax is not multiplied with values: it pools, gates or normalises something else"
+NO_SCORES = "its SoftMax is not of a product of queries and keys"
+ANOTHER = "it has another SoftMax, which is not multiplied with values: this is not plain attention"
+NOT_SELF = "its queries and keys come from different inputs"
+REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
+BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
+_CROSS_NAMES = re.compile(r"cross|encoder_att|enc_dec|encdec|encoder_decoder", re.IGNORECASE)
+_RATIO = re.compile(r"(^|_)(sr|reduction)_ratio|(^|_)stride")
+_REDUCED_NAMES = re.compile(r"subsampl|downsampl", re.IGNORECASE)
+_TOKENS = "_sinkhorn_tokens"  # the number of tokens of the last call that was replaced, or None
+
+
+def _recognise(place: Place) -> str | None:
+    if not ATTENTION.search(type(place.module).__name__):
+        return None
+    found = findings(place.module)
+    if found is None or not found.sites:
+        return None
+    return _stays(place) or _examined(place.module, found)[0]
+
+
+def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
+    """Return CONVERT and the plan of a module, or the reason not to convert it."""
+    last = [key for key, site in found.sites.items() if site.dim is not None and (site.dim == -1 or site.dim > 1)]
+    proven = [key for key in last if key in found.proven]
+    if not last:
+        return OTHER_AXIS, None
+    if not proven:
+        return NO_VALUES, None
+    if len(proven) < len(last):
+        return ANOTHER, None
+    scores = [found.scores[key] for key in proven]
+    if not all(value.product for value in scores):
+        return NO_SCORES, None
+    queries = frozenset().union(*(value.left for value in scores))
+    keys = frozenset().union(*(value.right for value in scores))
+    if not queries or not keys:
+        return NOT_SELF, None
+    apart = not queries & keys or any(value.unclear for value in scores)
+    others, same = (frozenset(), queries | keys) if apart else (keys - queries, frozenset())
+    same = same if len(same) > 1 else frozenset()
+    if (others or same) and any(name != "forward" for name, _ in proven):
+        return NOT_SELF, None
+    names = (tuple(sorted(each)) for each in (queries, others, same))
+    return CONVERT, Plan(changes(type(module), found, proven), *names)
+
+
+def _stays(place: Place) -> str | None:
+    """Return why a module that attends is not converted, judging by names and attributes."""
+    module: Any = place.module
+    around = [type(each).__name__ for each in (module, *([] if place.parent is None else [place.parent]))]
+    if any("Cross" in name for name in around) or _CROSS_NAMES.search(place.name.rpartition(".")[2]):
+        return CROSS
+    if place.parent is not None and _CROSS_NAMES.search(place.name):
+        return CROSS
+    if any(getattr(module, name, False) is True for name in ("is_causal", "is_decoder", "causal")):
+        return CAUSAL
+    if any(_is_triangle(each) for each in module.buffers(recurse=False)) or _under_causal_masks(place):
+        return CAUSAL
+    if _reduces(module):
+        return REDUCED
+    if any("block" in name for name in names_used(type(module))):
+        return BLOCKS
+    return POOLING if is_pooling(place) else None
+
+
+def _reduces(module: nn.Module) -> bool:
+    """Return whether a module has fewer keys than queries, or the reverse, by its names and its convolutions."""
+    if _REDUCED_NAMES.search(type(module).__name__):
+        return True
+    for part in module.modules():
+        stride = getattr(part, "stride", 1)
+        if max(stride if isinstance(stride, tuple) else (stride,)) > 1:
+            return True
+    ratios = [value for name, value in vars(module).items() if _RATIO.search(name)]
+    return any(isinstance(value, int) and value > 1 for value in ratios)
+
+
+def _is_triangle(buffer: Tensor) -> bool:
+    """Return whether a buffer is a causal mask: ones on and below the diagonal."""
+    if buffer.dim() < 2 or buffer.shape[-1] != buffer.shape[-2] or buffer.shape[-1] < 2 or buffer.is_meta:
+        return False
+    return bool((buffer.bool() == torch.ones_like(buffer, dtype=torch.bool).tril()).all())
+
+
+def _under_causal_masks(place: Place) -> bool:
+    """Return whether a module that contains it builds causal masks, and no others."""
+    for around in reversed(place.ancestors):
+        used = names_used(type(around))
+        builds = {name for name in used if "causal_mask" in name or "causal_attention_mask" in name}
+        if builds and not any("bidirectional" in name for name in used):
+            return True
+    return False
+
+
+class Inline(Subclassed):
+    """First base of a converted class. Its changed methods call these."""
+
+    def _sinkhorn_weights(
+        self,
+        scores: Tensor,
+        *,
+        dim: int,
+        dtype: torch.dtype | None = None,
+        mask: Tensor | None = None,
+        original: Any = None,
+        cross: bool = False,
+    ) -> Tensor:
+        """Return the weights for scores (…, n, m), in place of the module's own call of SoftMax."""
+        settings = settings_of(self)
+        assert settings is not None
+        self.__dict__[_TOKENS] = None
+        n, m = scores.shape[-2:] if scores.dim() > 1 else (1, 0)
+        reason = _left_alone(dim, scores, cross)
+        count(self, reason or "SoftMax call")
+        if reason is not None and not is_softmax(settings) and not cross:
+            _warn(self, n, m)
+        softmax = F.softmax(scores, dim, dtype=dtype) if original is None else original(scores, mask, dim)
+        if reason is not None:
+            return softmax
+        self.__dict__[_TOKENS] = n
+        if mask is not None:
+            scores = scores.masked_fill(~mask.bool(), -torch.inf)
+        scores = scores if dtype is None else scores.to(dtype)
+        heads = next((value for name in _HEADS if isinstance(value := getattr(self, name, None), int)), None)
+        if settings.tau == LEARNED and scores.dim() == 3 and heads != 1:
+            raise NotImplementedError(
+                f'sinkformers: {type(self).__name__}: tau="learned" has one value per head, and these scores have '
+                f"heads and batch in one axis; got shape {tuple(scores.shape)}. Pass a number as tau."
+            )
+        allowed = None
+        if not is_softmax(settings):
+            allowed = allowed_entries(f"sinkformers: {type(self).__name__}", scores, heads)
+        return normalise(self, settings, scores, allowed, softmax if is_softmax(settings) else None)
+
+    def _sinkhorn_operand(self, weights: Tensor) -> Tensor:
+        """Return weights that were viewed in another shape, and are about to be multiplied with values."""
+        tokens = self.__dict__.get(_TOKENS)
+        if tokens is not None and tuple(weights.shape[-2:]) != (tokens, tokens):
+            raise RuntimeError(
+                f"sinkformers: {type(self).__name__} multiplies values with weights of shape {tuple(weights.shape)}, "
+                f"where Sinkhorn made them for {tokens} tokens. Leave the module out with `select`."
+            )
+        return weights
+
+    def _sinkhorn_crosses(self, queries: Any, others: Any, same: Any) -> bool:
+        """Return whether the arguments of `forward` are those of cross-attention."""
+        if any(isinstance(each, Tensor) and all(each is not query for query in queries) for each in others):
+            return True
+        tensors = [each for each in same if isinstance(each, Tensor)]
+        return any(each is not tensors[0] for each in tensors)
+
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads")
+
+
+def _left_alone(dim: int, scores: Tensor, cross: bool) -> str | None:
+    """Return what a call is counted as that stays SoftMax, or None for one that is replaced."""
+    if scores.dim() < 2 or dim not in (-1, scores.dim() - 1):
+        return "SoftMax call over another axis left alone"
+    if cross:
+        return "cross-attention call left SoftMax"
+    return None if scores.shape[-1] == scores.shape[-2] else "call with unequally many queries and keys left SoftMax"
+
+
+def _warn(module: nn.Module, n: int, m: int) -> None:
+    """Warn, once per module, of a call that is not replaced although the module is converted."""
+    if not module.__dict__.get(WARNED) and not torch.compiler.is_compiling():
+        module.__dict__[WARNED] = True
+        warnings.warn(
+            f"sinkformers: {type(module).__name__} attends with {n} queries to {m} keys, and stays SoftMax there: "
+            "only attention among the same tokens is replaced. The report counts such calls.",
+            stacklevel=3,
+        )
+
+
+@functools.cache
+def _inline(kind: type[nn.Module], plan: Plan) -> type[nn.Module]:
+    body = {"_sinkhorn_original": kind, "_sinkhorn_make": (_inline, plan), "__module__": __name__}
+    return type(f"Sinkhorn{kind.__name__}", (Inline, kind), {**rewritten(kind, plan), **body})
+
+
+def _convert(place: Place) -> None:
+    found = findings(place.module)
+    assert found is not None
+    plan = _examined(place.module, found)[1]
+    assert plan is not None
+    place.module.__class__ = _inline(type(place.module), plan)
+    place.module.__dict__[CALLS] = {}
+
+
+def _restore(module: nn.Module, undo: Any) -> None:
+    restore(module, undo)
+    module.__dict__.pop(_TOKENS, None)
+
+
+SOFTMAX = Adapter("softmax", _recognise, _convert, _restore)

@@ -1,0 +1,223 @@
+"""Convert one family of transformers, and check what came of it."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
+from sinkformers.conversion.survey import ATTENTION, survey
+from tests.conversion.families.configurations import model_classes, small_models
+from tests.conversion.families.examples import SHORTER, candidates
+
+PATIENCE = 40.0  # seconds of its process in which a model of the family must be found that runs
+ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4}  # of a few layers; many models compute SoftMax in float32
+
+CONVERTED, REFUSED, NOT_BUILT, WRONG = "converted", "refused", "not built", "wrong"
+
+
+class WrongError(Exception):
+    """A converted model that is not what it should be."""
+
+
+class NotRunError(Exception):
+    """The inputs do not run what was converted, as texts do not run a vision tower."""
+
+
+def check(family: str) -> dict[str, Any]:
+    """Return what became of a family: its verdict, the model that was tried, and what explains the verdict."""
+    record: dict[str, Any] = {"family": family, "verdict": NOT_BUILT}
+    problems: list[str] = []
+    for model, inputs in _running_models(family, problems):
+        tried = {"model": type(model).__name__, "inputs": {name: list(value.shape) for name, value in inputs.items()}}
+        result = record | tried | _judge(model, inputs)
+        if result["verdict"] != NOT_BUILT:
+            return result
+        problems.insert(0, result["note"])
+    return record | {"note": problems[0] if problems else "no model of the family could be built"}
+
+
+def _judge(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Any]:
+    found = survey(model, None, None)
+    kept = Counter(finding.verdict for finding in found if finding.verdict)
+    before = outputs(model, inputs)
+    try:
+        to_sinkformer(model, 1)
+    except ValueError as error:
+        if "no bidirectional self-attention" not in str(error):
+            return {"verdict": WRONG, "note": f"refused otherwise: {error}"}
+        return {"verdict": REFUSED, "kept": dict(kept)}
+    adapters = Counter(str(entry.adapter) for entry in model.sinkformer_report.converted.values())
+    result = {"adapters": dict(adapters), "kept": dict(kept)}
+    try:
+        return {"verdict": CONVERTED, **result, "checks": _checks(model, inputs, before, set(adapters))}
+    except NotRunError:
+        to_transformer(model)
+        return {"verdict": NOT_BUILT, "note": "no inputs were found that run the modules that are converted"}
+    except Exception as error:
+        return {"verdict": WRONG, **result, "note": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _checks(model: nn.Module, inputs: dict[str, Tensor], before: list[Tensor], adapters: set[str]) -> dict[str, Any]:
+    """Return what was checked of a model that was just converted with `n_iters=1`; raise what is wrong."""
+    made: dict[str, Any] = {}
+    unpadded = _unpadded(inputs)
+    tolerance = ROUNDING[next(model.parameters()).dtype]
+    if adapters == {"softmax"}:
+        _expect(_distance(outputs(model, inputs), before) == 0, "n_iters=1 is not the original")
+    softmax, columns = _watched(model, unpadded)
+    set_n_iters(model, 3)
+    set_tau(model, 1e-12)
+    relaxed, _ = _watched(model, unpadded)
+    set_tau(model, 1.0)
+    sinkhorn, balanced = _watched(model, unpadded)
+    sinkformer = outputs(model, inputs)
+    _expect(all(each.isfinite().all() for each in sinkformer if all(x.isfinite().all() for x in before)), "not finite")
+    original = _original(model, unpadded)
+    made["n_iters 1"] = _distance(softmax, original)
+    _expect(made["n_iters 1"] <= tolerance, f"n_iters=1 differs by {made['n_iters 1']:.1e}")
+    made["tau 0"] = _distance(relaxed, original)
+    _expect(made["tau 0"] <= tolerance, f"tau → 0 at n_iters=3 differs from SoftMax by {made['tau 0']:.1e}")
+    made["n_iters 3"] = _distance(sinkhorn, original)
+    _expect(made["n_iters 3"] > 1e-12, "n_iters=3 changes nothing")
+    made["columns"] = [columns, balanced]
+    _expect(balanced <= columns, f"columns are no better: {columns:.1e} by SoftMax, {balanced:.1e} by Sinkhorn")
+    if "attention_mask" in inputs and "input_ids" in inputs:
+        made["padding"] = _padding(model, inputs, tolerance)
+    return made
+
+
+def _watched(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list[Tensor], float]:
+    """Return the outputs and the mean error of columns; raise if rows are wrong, or if nothing attends."""
+    with watch_attention(model) as watch:
+        found = outputs(model, inputs)
+    calls = [call for module in watch.values() for call in module.calls]
+    if not calls and not any(entry.calls for entry in model.sinkformer_report.converted.values()):
+        raise NotRunError
+    if calls and all(call.column_sums.shape[-1] == 1 for call in calls):
+        raise NotRunError  # a single token attends to itself
+    _expect(bool(calls), "nothing attended by Sinkhorn")
+    rows = max(call.row_error.max().item() for call in calls)
+    _expect(rows <= 1e-4, f"rows sum to 1 only to {rows:.1e}")
+    return found, sum(call.column_error.mean().item() for call in calls) / len(calls)
+
+
+def _original(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    to_transformer(model)
+    found = outputs(model, inputs)
+    to_sinkformer(model, 3)
+    return found
+
+
+def _padding(model: nn.Module, inputs: dict[str, Tensor], tolerance: float) -> str:
+    """Return whether a padded text gives the outputs of the text alone, where that holds for the original."""
+    together = _last(outputs(model, inputs))
+    alone = _last(outputs(model, _second(inputs)))
+    to_transformer(model)
+    before = [_last(outputs(model, each)) for each in (inputs, _second(inputs))]
+    to_sinkformer(model, 3)
+    if together is None or alone is None or None in before or before[0][1:2, :SHORTER].shape != before[1].shape:
+        return "cannot be compared"
+    if _distance([before[0][1:2, :SHORTER]], [before[1]]) > tolerance:
+        return "not a property of the original"
+    difference = _distance([together[1:2, :SHORTER]], [alone])
+    _expect(difference <= tolerance, f"padding changes outputs by {difference:.1e}")
+    return "equals deletion"
+
+
+def _last(found: list[Tensor]) -> Tensor | None:
+    """Return the first output with one vector per token."""
+    return next((each for each in found if each.dim() == 3), None)
+
+
+def _second(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the second text alone, without its padding."""
+    length = inputs["input_ids"].shape[1]
+    texts = {name: each[1:2] for name, each in inputs.items()}
+    return {
+        name: each[:, :SHORTER] if each.dim() > 1 and each.shape[1] == length else each for name, each in texts.items()
+    }
+
+
+def _unpadded(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.ones_like(each) if name == "attention_mask" else each for name, each in inputs.items()}
+
+
+def outputs(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Return all tensors of numbers that a model returns."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out = model(**inputs)
+    return list(_tensors(out))
+
+
+def _tensors(found: Any) -> Iterator[Tensor]:
+    if isinstance(found, Tensor):
+        if found.is_floating_point() and found.numel():
+            yield found
+    elif isinstance(found, dict):
+        for each in found.values():
+            yield from _tensors(each)
+    elif isinstance(found, list | tuple):
+        for each in found:
+            yield from _tensors(each)
+
+
+def _distance(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest difference, relative to the largest number of each tensor; infinity for other shapes."""
+    if [each.shape for each in found] != [each.shape for each in expected]:
+        return math.inf
+    largest = 0.0
+    for one, two in zip(found, expected, strict=True):
+        finite = two.isfinite()
+        scale = max(two[finite].abs().max().item() if finite.any() else 0.0, 1e-3)
+        difference = (one - two)[finite].abs().max().item() / scale if finite.any() else 0.0
+        largest = max(largest, difference if torch.equal(one.isfinite(), finite) else math.inf)
+    return largest
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise WrongError(otherwise)
+
+
+def _running_models(family: str, problems: list[str]) -> Iterator[tuple[nn.Module, dict[str, Tensor]]]:
+    """Yield models of a family with inputs that they accept, in float64 if they can."""
+    try:
+        kinds = model_classes(family)
+    except ImportError as error:
+        problems.append(str(error))
+        return
+    start = time.process_time()
+    for kind in kinds:
+        for model in small_models(kind):
+            for dtype in (torch.float64, torch.float32):
+                model = _sharper(model).to(dtype)
+                for inputs in candidates(model, dtype):
+                    if time.process_time() - start > PATIENCE:
+                        return
+                    try:
+                        found = outputs(model, inputs)
+                        if found and not any(each.isnan().any() for each in found):
+                            yield model, inputs
+                    except Exception as error:
+                        problems.append(f"{kind.__name__}: {type(error).__name__}: {error}"[:200])
+
+
+def _sharper(model: nn.Module) -> nn.Module:
+    """Draw the linear layers of attention again, with outputs of order 1: fresh models attend almost uniformly."""
+    generator = torch.Generator().manual_seed(1)
+    for attention in model.modules():
+        if isinstance(attention, nn.BatchNorm1d) and not attention.weight.any():
+            nn.init.ones_(attention.weight)  # LeViT starts with branches that give zeros
+        if not ATTENTION.search(type(attention).__name__):
+            continue
+        for module in attention.modules():
+            if isinstance(module, nn.Linear):
+                weight = torch.randn(module.weight.shape, generator=generator) / module.in_features**0.5
+                module.weight.data = weight.to(module.weight)
+    return model
