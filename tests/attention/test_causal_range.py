@@ -72,6 +72,19 @@ def test_a_later_key_that_a_query_likes_far_better(n_iters):
     )
 
 
+def test_gradients_of_relaxed_prefixes_are_finite():
+    """A power of a large scaling is in range where the scaling's own gradient is not."""
+    scores = torch.zeros(4, 4, requires_grad=True)
+    hidden = torch.zeros(4, 4)
+    hidden[:, 1] = -65.0
+    weights = causal_sinkhorn(scores + hidden, tau=0.5, definition="prefix")
+    assert_close(weights.detach().double(), oracle.weights(hidden, 3, 0.5, definition="prefix"), atol=1e-5, rtol=0)
+    (grad,) = torch.autograd.grad(weights[-1, 1], scores)
+    exact = hidden.double().requires_grad_()
+    (want,) = torch.autograd.grad(causal_sinkhorn(exact, tau=0.5, definition="prefix")[-1, 1], exact)
+    assert_close(grad.double(), want, atol=1e-5, rtol=0)
+
+
 def test_compiled_prefixes_are_right_or_not_a_number():
     """Values cannot be read in a graph, so that the kernel domain cannot be left: NaN, and nothing finite and wrong."""
     torch._dynamo.reset()
