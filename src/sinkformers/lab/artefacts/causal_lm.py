@@ -37,14 +37,14 @@ SMALL = LanguageConfig(
 )
 RECALL = replace(
     SMALL,
-    recipe=WarmRecipe(epochs=20, batch=64, rate=3e-3, warmup=100),
-    length=31,
+    recipe=WarmRecipe(epochs=30, batch=64, rate=5e-3, warmup=100),
+    length=15,
     dim=64,
     depth=2,
     heads=2,
     hidden=128,
     vocabulary=64,
-    pairs=8,
+    pairs=4,
 )
 OPINIONS = replace(
     SMALL,
@@ -103,8 +103,8 @@ CAUSAL_LM = Artefact(
             config=SMALL,
         ),
         "recall": Preset(
-            about="generated associative recall: 8 pairs of a key and a value, depth 2, 2 heads, dim 64, 2,000 steps",
-            takes="minutes on one core",
+            about="generated associative recall: 4 pairs of a key and a value, depth 2, 2 heads, dim 64, 3,000 steps",
+            takes="about half an hour on one core",
             seeds=(0, 1, 2),
             arms=(
                 *arms("rotary", *TAU, {"causal": "prefix"}, positions="rotary"),
