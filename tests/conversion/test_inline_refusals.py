@@ -254,6 +254,16 @@ def test_causal_masks_are_refused(mask):
         layer(x, bias)
 
 
+def test_a_token_that_only_reads_is_no_padding():
+    """It sees all others, and they do not see it: a mask that orders the tokens."""
+    layer, x = to_sinkformer(PlainAttention(), 3), tokens()
+    bias = torch.zeros(7, 7, dtype=torch.float64)
+    bias[:6, 6] = -torch.inf
+    with pytest.raises(NotImplementedError, match="must not order the tokens"):
+        layer(x, bias)
+    assert to_sinkformer(layer, 3, allow_one_way_mask=True)(x, bias)[..., 6, :].ne(0).all()
+
+
 def test_windows_of_finite_masks_stay_biases():
     """Swin hides the parts of a shifted window from each other by −100; every token sees itself."""
     layer, x = to_sinkformer(PlainAttention(), 21), tokens()

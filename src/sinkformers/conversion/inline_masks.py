@@ -22,7 +22,9 @@ _REMEDY = (
 )
 
 
-def allowed_entries(caller: str, scores: Tensor, heads: int | None = None) -> Tensor | None:
+def allowed_entries(
+    caller: str, scores: Tensor, heads: int | None = None, *, allow_one_way: bool = False
+) -> Tensor | None:
     """Return where scores (…, n, m) were not masked, or None if nowhere; raise where that cannot be decided.
 
     While a graph is traced values cannot be read. Then nothing is raised, and the smaller masks are not looked for.
@@ -30,11 +32,11 @@ def allowed_entries(caller: str, scores: Tensor, heads: int | None = None) -> Te
     Args:
         caller: the module, for messages.
         heads: the number of heads, where scores (batch · heads, n, m) have them in their first axis.
+        allow_one_way: accept a finite number that hides later tokens.
     """
     scores = scores.detach()
     if not readable(scores):
-        allowed = ~(scores <= MASKED)
-        return _without_self_padding(allowed) if scores.shape[-1] == scores.shape[-2] else allowed
+        return ~(scores <= MASKED)
     if not scores.numel():
         return None
     lowest, highest = torch.aminmax(scores)
@@ -54,20 +56,19 @@ def allowed_entries(caller: str, scores: Tensor, heads: int | None = None) -> Te
             f"than exp(-{FAR:g}) in all heads; column steps would divide that away and attend to it. {_REMEDY}"
         )
     n, m = seen.shape[-2:]
-    if n == m and n > 2 and not bool(masked.any()) and torch.equal(seen, seen.tril()):
+    if not allow_one_way and n == m and n > 2 and not bool(masked.any()) and torch.equal(seen, seen.tril()):
         raise NotImplementedError(
             f"{caller}: a finite number hides later tokens from earlier ones, as in a causal mask; outputs would "
             f"depend on tokens that it hides. {_REMEDY}"
         )
-    if not bool(masked.any()):
-        return None
-    return _without_self_padding(allowed) if n == m else allowed
+    return allowed if bool(masked.any()) else None
 
 
-def _without_self_padding(allowed: Tensor) -> Tensor:
+def without_self_padding(allowed: Tensor) -> Tensor:
     """Return a mask (…, n, n) without the tokens that no other token may look at, though they look at others.
 
-    XLNet lets padding look at itself. Two tokens at least must remain: of two, a causal mask does the same to the last.
+    XLNet lets padding look at itself. In another model, this may be a token that reads the others. Two tokens at least
+    must remain: of two, a causal mask does the same to the last.
     """
     n = allowed.shape[-1]
     others = allowed & ~torch.eye(n, dtype=torch.bool, device=allowed.device)

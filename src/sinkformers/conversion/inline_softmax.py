@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, names_used
 from sinkformers.conversion.attend import WARNED, normalise
 from sinkformers.conversion.inline_flow import Findings, findings
-from sinkformers.conversion.inline_masks import allowed_entries
+from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
 from sinkformers.conversion.inline_rewrite import Plan, changes, rewritten
 from sinkformers.conversion.intercept import CALLS, Subclassed, count, restore
 from sinkformers.conversion.settings import LEARNED, is_softmax, settings_of
@@ -155,7 +155,10 @@ class Inline(Subclassed):
             )
         allowed = None
         if not is_softmax(settings):
-            allowed = allowed_entries(f"sinkformers: {type(self).__name__}", scores, heads)
+            one_way = settings.allow_one_way_mask
+            allowed = allowed_entries(f"sinkformers: {type(self).__name__}", scores, heads, allow_one_way=one_way)
+            if allowed is not None and not one_way and type(self).__name__ == "SinkhornXLNetRelativeAttention":
+                allowed = without_self_padding(allowed)
         return normalise(self, settings, scores, allowed, softmax if is_softmax(settings) else None)
 
     def _sinkhorn_operand(self, weights: Tensor) -> Tensor:
