@@ -72,7 +72,8 @@ class Generation:
         for memory, new in zip(self.memory, (key, value), strict=True):
             memory[..., self.used : self.used + 1, :] = new
         self.used += 1
-        self.out = F.scaled_dot_product_attention(query, *(x[..., : self.used, :] for x in self.memory))
+        keys, values = (x[..., : self.used, :] for x in self.memory)
+        self.out = F.scaled_dot_product_attention(query, keys, values)
 
     def outcome(self) -> Sequence[Tensor]:
         return [self.out]

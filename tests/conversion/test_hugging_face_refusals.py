@@ -33,18 +33,6 @@ def test_decoders_are_reported():
     assert "cross-attention" in report.kept["decoder.block.1.layer.1.EncDecAttention"]
 
 
-def test_sliding_windows_stay_softmax_and_are_reported():
-    sizes = {**TEXT, "num_hidden_layers": 3, "cls_token_id": 1, "sep_token_id": 2}
-    config = hf.ModernBertConfig(**sizes, global_attn_every_n_layers=2)
-    model = to_sinkformer(hf.ModernBertModel(config))
-    assert list(model.sinkformer_report.converted) == ["layers.0.attn", "layers.2.attn"]
-    assert "sliding_window" in model.sinkformer_report.kept["layers.1.attn"]
-    model.eval()(input_ids=inputs("bert")["input_ids"])
-    named = hf.ModernBertModel._from_config(config, attn_implementation="sinkhorn").eval()
-    with pytest.raises(NotImplementedError, match=r"ModernBertAttention asks for sliding_window.*says so"):
-        named(input_ids=inputs("bert")["input_ids"])
-
-
 def test_pooling_heads_stay_softmax():
     report = to_sinkformer(hf.SiglipVisionModel(hf.SiglipVisionConfig(**IMAGE))).sinkformer_report
     assert len(report.converted) == 2

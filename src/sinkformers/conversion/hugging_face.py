@@ -67,9 +67,8 @@ def _recognise(place: Place) -> str | None:
     if _REGISTRY not in names_used(type(module)) or not hasattr(module, "config"):
         return None
     reason = _of_decoder(place)
-    for feature in ("sinks",) if reason else ("sliding_window", "sinks"):
-        if getattr(module, feature, None) is not None:
-            return f"asks for {feature}, which Sinkhorn attention has no definition of"
+    if getattr(module, "sinks", None) is not None:
+        return "asks for sinks, which Sinkhorn attention has no definition of"
     if reason == CROSS and CACHE_ARGUMENT not in _positions(type(module)):
         return "cross-attention that is not given the cache of the decoder: generation could not continue column sums"
     if reason is None and is_pooling(place):

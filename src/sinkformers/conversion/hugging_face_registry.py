@@ -18,7 +18,7 @@ from sinkformers.conversion.hugging_face_masks import as_four_axes, capped_score
 from sinkformers.conversion.settings import Settings, is_softmax, settings_of
 
 # Arguments of attention functions that are not defined for Sinkhorn attention.
-_REFUSED = ("s_aux", "sliding_window", "cu_seq_lens_q", "cache")
+_REFUSED = ("s_aux", "cu_seq_lens_q", "cache")
 
 
 def register() -> None:
@@ -69,6 +69,7 @@ def sinkhorn_attention_forward(
     _refuse_features(module, settings, kwargs)
     options: dict[str, Any]
     if settings.causal is None:
+        _refuse_lost_window(module, settings, attention_mask, key.shape[-2], kwargs.get("sliding_window"))
         options, layer = {**self_attention_masks(as_four_axes(attention_mask), query, key)}, None
     else:
         past, is_cross = _given_cache(module)
@@ -120,12 +121,21 @@ def _settings_by_name(module: nn.Module, query: Tensor, key: Tensor, is_causal: 
 
 def _refuse_features(module: nn.Module, settings: Settings, kwargs: dict[str, Any]) -> None:
     for name in _REFUSED:
-        defined = name == "sliding_window" and settings.causal is not None
-        if kwargs.get(name) is not None and not defined and not is_softmax(settings):
+        if kwargs.get(name) is not None and not is_softmax(settings):
             raise NotImplementedError(
                 f"sinkformers: {type(module).__name__} asks for {name}, which Sinkhorn attention has no definition of. "
                 "Load the model plainly: to_sinkformer(model) leaves such modules SoftMax, and says so."
             )
+
+
+def _refuse_lost_window(module: nn.Module, settings: Settings, mask: Any, m: int, window: int | None) -> None:
+    """Raise if a module asks for a window that its mask does not show, as flash attention's masks do not."""
+    shown = isinstance(mask, Tensor) and mask.dim() > 2
+    if window is not None and window < m and not shown and not is_softmax(settings):
+        raise NotImplementedError(
+            f"sinkformers: {type(module).__name__} asks for a window of {window} tokens, which its mask does not show. "
+            'Load the model with attn_implementation="sdpa" before converting it.'
+        )
 
 
 def _given_cache(module: nn.Module) -> tuple[Any, bool]:
