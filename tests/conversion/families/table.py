@@ -28,7 +28,8 @@ def table(records: list[dict[str, Any]]) -> str:
     built = sum(len(names) for row, names in rows.items() if row != "could not be built here")
     order = sorted(rows, key=lambda row: (_rank(row), -len(rows[row])))
     lines = [
-        f"transformers {transformers.__version__}: {len(records)} of {len(families())} families were tried, and {built} could be built.",
+        f"transformers {transformers.__version__}: {len(records)} of {len(families())} families were tried, "
+        f"and {built} could be built.",
         f"`{COMMAND}` writes this table.",
         "",
         "| outcome | | families |",
