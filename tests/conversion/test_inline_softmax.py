@@ -88,7 +88,7 @@ def test_copies_and_the_way_back(name, clone):
 def test_compiled_whole_with_the_gradients_of_eager(name):
     model, given = to_sinkformer(build(name), 3), inputs(name)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    parameters = [parameter for key, parameter in model.named_parameters() if "query" in key or "qkv" in key]
+    parameters = [parameter for key, parameter in model.named_parameters() if "attn.q." in key or "qkv" in key]
     weights = VALID[..., None] if name in TEXTS else 1.0
     found = [(each(**given).last_hidden_state * weights) for each in (model, compiled)]
     assert_close(*found, atol=1e-9, rtol=0)

@@ -174,7 +174,7 @@ def _distance(found: list[Tensor], expected: list[Tensor]) -> float:
     largest = 0.0
     for one, two in zip(found, expected, strict=True):
         finite = two.isfinite()
-        scale = max(two[finite].abs().max().item() if finite.any() else 0.0, 1e-3)
+        scale = max(two[finite].abs().max().item() if finite.any() else 0.0, 1e-30)
         difference = (one - two)[finite].abs().max().item() / scale if finite.any() else 0.0
         largest = max(largest, difference if torch.equal(one.isfinite(), finite) else math.inf)
     return largest

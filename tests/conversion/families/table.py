@@ -6,6 +6,8 @@ from typing import Any
 
 import transformers
 
+from tests.conversion.families.configurations import families
+
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 COMMAND = "python -m tests.conversion.families --out build/families.jsonl --table docs/convert.md"
 
@@ -26,7 +28,8 @@ def table(records: list[dict[str, Any]]) -> str:
     built = sum(len(names) for row, names in rows.items() if row != "could not be built here")
     order = sorted(rows, key=lambda row: (_rank(row), -len(rows[row])))
     lines = [
-        f"transformers {transformers.__version__}: {len(records)} families were tried, and {built} could be built.",
+        f"transformers {transformers.__version__}: {len(records)} of {len(families())} families were tried, "
+        f"and {built} could be built.",
         f"`{COMMAND}` writes this table.",
         "",
         "| outcome | | families |",
