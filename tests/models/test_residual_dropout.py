@@ -46,7 +46,7 @@ def test_a_layer_with_all_dropped_is_its_skip_connections(kind, norm):
         layer = randomised(EncoderLayer(SelfAttention(8, 2), 8, 11, norm, 1.0))
         around, args = (layer.around_attention, layer.around_feed_forward), ()
     else:
-        layer = randomised(DecoderLayer(8, 2, 11, norm, 1.0))
+        layer = randomised(DecoderLayer(8, 2, 11, norm, 1.0, 1, 1.0))
         around = (layer.around_attention, layer.around_cross, layer.around_feed_forward)
         args = LayerState(layer.cross.remember(y)), torch.ones(2, 7, dtype=torch.bool)
     for training in (True, False):
