@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+from sinkformers import sinkhorn_attention
 from tests.causal_cases import BACKENDS, MASKS, SQUARE, attend, tokens
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -71,3 +73,15 @@ def test_later_blocks_change_nothing(backend):
     torch.testing.assert_close(again[:, :290], first[:, :290], atol=bound, rtol=0)
     assert again[:, :128].equal(first[:, :128])
     assert not again[:, 290:].allclose(first[:, 290:])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("causal", ["streaming", "prefix"])
+def test_a_later_query_or_key_that_is_not_finite_leaves_earlier_rows_alone(causal, which, bad):
+    given = [x.detach() for x in tokens(MASKS["triangle"], 2)]
+    whole = sinkhorn_attention(*given, is_causal=True, causal=causal)
+    given[which] = given[which].clone()
+    given[which][..., -1, :] = bad
+    found = sinkhorn_attention(*given, is_causal=True, causal=causal)
+    assert_close(found[..., :-1, :], whole[..., :-1, :], atol=1e-12, rtol=0)

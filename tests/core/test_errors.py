@@ -142,7 +142,7 @@ ATTENTION = [
     ),
     ({"gradient": "implicit", "backend": "reference"}, NotImplementedError, "the unrolled gradient only"),
     ({"tau": torch.ones(2)}, ValueError, r"tau must broadcast to the leading axes = \(2, 3\)"),
-    ({"is_causal": True}, ValueError, "needs as many queries as new keys; got 5 and 7.* causal=\"streaming\""),
+    ({"is_causal": True}, ValueError, 'needs as many queries as new keys; got 5 and 7.* causal="streaming"'),
     ({"is_causal": True, "n_iters": 1, "attn_mask": torch.ones(5, 7) > 0}, ValueError, "attn_mask or is_causal"),
     ({"backend": "fast"}, ValueError, "backend must be one of"),
     ({"scale": "1"}, TypeError, "scale must be a number; got '1'"),

@@ -113,10 +113,25 @@ def test_bad_arguments_are_refused():
         language_model(positions="sinusoidal")
     with pytest.raises(ValueError, match=r"causal attention needs an odd, finite n_iters"):
         language_model(n_iters=4)
+    with pytest.raises(ValueError, match='causal must be "streaming" or "prefix"; got None'):
+        language_model(causal=None)  # which would be attention to later tokens
     model = language_model()
+    with pytest.raises(TypeError, match=r"tokens must be a tensor of whole numbers \(batch, n\); got list"):
+        model.generate([[1, 2]], tokens=1)
+    with pytest.raises(TypeError, match=r"whole numbers \(batch, n\); got torch.float32"):
+        model(texts().float())
+    with pytest.raises(TypeError, match=r"tokens must be a whole number; got 2.0"):
+        model.generate(texts(), tokens=2.0)
+    with pytest.raises(ValueError, match=r"≥ 0 and finite.*temperature=nan"):
+        model.generate(texts(), tokens=2, temperature=float("nan"))
     with pytest.raises(ValueError, match=r"texts may have 31 tokens; got 32"):
         model.generate(texts(n=4), tokens=28)
     with pytest.raises(ValueError, match=r"shape \(batch, n\) with n ≥ 1; got \(3,\)"):
         model(texts()[:, 0])
     with pytest.raises(ValueError, match=r"top_k ≥ 1 or None; got tokens=2, temperature=1.0, top_k=0"):
         model.generate(texts(), tokens=2, temperature=1.0, top_k=0)
+
+
+def test_a_temperature_next_to_zero_takes_the_likeliest_token():
+    model, prompt = language_model(), texts()
+    assert model.generate(prompt, tokens=5, temperature=1e-40).equal(model.generate(prompt, tokens=5))

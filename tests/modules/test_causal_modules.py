@@ -145,6 +145,15 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("padding", [None, torch.zeros(2, N, dtype=torch.bool), torch.zeros(2, N)])
+def test_prefixes_without_a_mask_are_refused(padding, need_weights):
+    """Padding does not order the tokens: every query would see all of them."""
+    module, x = MultiheadAttention(12, 3, batch_first=True, causal="prefix"), tokens().float()
+    with pytest.raises(ValueError, match=r'causal="prefix" needs is_causal=True or an attn_mask'):
+        module(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+
+
 @pytest.mark.parametrize(("build", "message"), REFUSED)
 def test_refused(build, message):
     with pytest.raises(ValueError, match=message):

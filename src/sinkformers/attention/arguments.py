@@ -177,6 +177,15 @@ def check_order(
     refuse_one_way(CALLER, attn_mask, masks.queries, masks.keys, remedy=remedy)
 
 
+def check_prefix_mask(*, given: bool) -> None:
+    """Refuse the prefix definition without a mask that says which tokens each query sees."""
+    if not given:
+        raise ValueError(
+            f'{CALLER}: causal="prefix" needs is_causal=True or an attn_mask, which says what tokens each query sees; '
+            "got neither. Under no mask every query would see all tokens, and later ones with them."
+        )
+
+
 def triangle(query: Tensor, key: Tensor) -> Tensor:
     return query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
 

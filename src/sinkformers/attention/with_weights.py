@@ -4,7 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinkformers.attention.arguments import CALLER, check_masks, check_order, check_scale, check_tokens
+from sinkformers.attention.arguments import (
+    CALLER,
+    check_masks,
+    check_order,
+    check_prefix_mask,
+    check_scale,
+    check_tokens,
+)
 from sinkformers.attention.call import attention_problem
 from sinkformers.attention.masks import CombinedMasks, combine, zero_masked
 from sinkformers.core.causal import causal_iterations, causal_sinkhorn
@@ -31,6 +38,8 @@ def attention_with_weights(
     """`sinkhorn_attention` that also returns the weights (…, n, m), after dropout."""
     query, key, value = check_tokens(query, key, value, False)
     masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
+    if causal == "prefix":
+        check_prefix_mask(given=attn_mask is not None)
     if causal is None:
         check_order(attn_mask, masks, n_iters, tau, allow_one_way_mask)
     scale = check_scale(scale, query)

@@ -142,19 +142,19 @@ def prefix_weights(scores: Tensor, valid: Tensor, tau: Tensor | None, definition
     largest = SAFE_PRODUCT[dtype] ** 0.5
     for _ in range(definition.col_steps()):
         sums = v @ kernel.mT
-        vanishes = rows & (sums.detach() <= 0)
+        vanishes = rows & ~(sums.detach() > 0)  # NaN of a later token is not for earlier prefixes: it falls back too
         u = torch.where(rows, 1 / torch.where(rows & (sums > 0), sums, 1.0), 0.0)
         sums = u @ kernel
         v = target / torch.where(valid & (sums > 0), sums, 1.0)
         # Before the power, which brings a scaling back into the range that its gradient has left.
         top_u, top_v = u.detach().amax(-1).clamp_min(1), torch.where(valid, v.detach(), 0.0).amax(-1).clamp_min(1)
-        unsafe = unsafe | (top_u * top_v > largest)
+        unsafe = unsafe | ~(top_u * top_v <= largest)
         v = torch.where(valid, v if tau is None else v.pow(tau[..., None, None]), 0.0)
-        vanishes = vanishes | (valid & (sums.detach() <= 0))
+        vanishes = vanishes | (valid & ~(sums.detach() > 0))
         unsafe = unsafe | vanishes.any(-1)
     weights = kernel * v
     total = weights.sum(-1, keepdim=True)
-    unsafe = unsafe | (valid.any(-1) & (v.detach().amax(-1) >= largest * total.detach()[..., 0]))
+    unsafe = unsafe | (valid.any(-1) & ~(v.detach().amax(-1) < largest * total.detach()[..., 0]))
     if readable(scores) and bool(unsafe.any()):
         return prefix_reference(scores, valid, tau, definition)
     weights = weights / torch.where(total > 0, total, 1.0)

@@ -1,5 +1,6 @@
 """A language model: a decoder that writes texts token by token. At `n_iters=1` it is a Transformer."""
 
+import math
 from typing import Literal
 
 import torch
@@ -68,6 +69,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         if positions not in ("rotary", "learned"):
             raise ValueError(f'LanguageModel: positions must be "rotary" or "learned"; got {positions!r}.')
+        if causal not in ("streaming", "prefix"):  # None would be attention to later tokens
+            raise ValueError(f'LanguageModel: causal must be "streaming" or "prefix"; got {causal!r}.')
         self.length, self.causal = length, causal
         self.embed, self.dropout = nn.Embedding(vocabulary, dim), nn.Dropout(dropout)
         self.positions = nn.Parameter(torch.empty(length, dim)) if positions == "learned" else None
@@ -124,6 +127,9 @@ class LanguageModel(nn.Module):
         return text
 
     def _check(self, tokens: Tensor, first: int) -> None:
+        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.is_complex():
+            got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise TypeError(f"LanguageModel: tokens must be a tensor of whole numbers (batch, n); got {got}.")
         if tokens.dim() != 2 or not tokens.shape[1]:
             raise ValueError(
                 f"LanguageModel: tokens must have the shape (batch, n) with n ≥ 1; got {tuple(tokens.shape)}."
@@ -135,10 +141,12 @@ class LanguageModel(nn.Module):
             )
 
     def _check_generation(self, prompt: Tensor, tokens: int, temperature: float, top_k: int | None) -> None:
+        if isinstance(tokens, bool) or not isinstance(tokens, int):
+            raise TypeError(f"LanguageModel.generate: tokens must be a whole number; got {tokens!r}.")
         self._check(prompt, max(0, tokens))
-        if tokens < 0 or temperature < 0 or (top_k is not None and top_k < 1):
+        if tokens < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
             raise ValueError(
-                "LanguageModel.generate: tokens and temperature must be ≥ 0, and top_k ≥ 1 or None; "
+                "LanguageModel.generate: tokens and temperature must be ≥ 0 and finite, and top_k ≥ 1 or None; "
                 f"got tokens={tokens}, temperature={temperature}, top_k={top_k}."
             )
 
@@ -148,7 +156,8 @@ def _next(logits: Tensor, temperature: float, top_k: int | None, generator: torc
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     likeliest, which = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-    drawn = (likeliest / temperature).softmax(-1).multinomial(1, generator=generator)
+    below = (likeliest - likeliest[:, :1]).double() / temperature  # so that no quotient but 0 can overflow
+    drawn = below.softmax(-1).multinomial(1, generator=generator)
     return which.gather(1, drawn)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sinkformers.attention import attention_with_weights, sinkhorn_attention
-from sinkformers.attention.arguments import refuse_causal
+from sinkformers.attention.arguments import check_prefix_mask, refuse_causal
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.core import checks
 from sinkformers.modules.heads import check_causal
@@ -119,6 +119,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         """
         if is_causal and attn_mask is None:
             raise ValueError(f"{CALLER}: is_causal is a hint that attn_mask is causal; got no attn_mask. Pass both.")
+        if self.causal == "prefix":  # a float key_padding_mask becomes a bias, which does not order tokens
+            check_prefix_mask(given=attn_mask is not None)
         any_mask = self.allow_one_way_mask or self.causal is not None or self._is_softmax()
         if is_causal and not any_mask:
             refuse_causal(CALLER)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinkformers.attention.arguments import CALLER, check_masks, repeat_groups
+from sinkformers.attention.arguments import CALLER, check_masks, check_prefix_mask, repeat_groups
 from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.causal.cache import CacheLayer, ColumnSums
 from sinkformers.attention.causal.call import CausalAttentionCall
@@ -169,11 +169,7 @@ def _plan_prefix(
             f'{CALLER}: causal="prefix" needs as many queries as keys, which are the same tokens; got '
             f'{query.shape[-2]} and {key.shape[-2]}. causal="streaming" takes any numbers.'
         )
-    if not settings.is_causal and masks.bias is None and masks.entries is None:
-        raise ValueError(
-            f'{CALLER}: causal="prefix" needs is_causal=True or an attn_mask, which says what tokens each query sees; '
-            "got neither. Under no mask every query would see all tokens, and later ones with them."
-        )
+    check_prefix_mask(given=settings.is_causal or masks.bias is not None or masks.entries is not None)
     if settings.backend not in ("auto", "torch"):
         checks.one_of(CALLER, "backend", settings.backend, BACKENDS.names())
         raise NotImplementedError(f'{CALLER}: causal="prefix" is served by backend="torch" or "auto" only.')

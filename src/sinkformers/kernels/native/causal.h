@@ -74,7 +74,8 @@ template <class T, class Base> struct InOrder : Base {
             return this->masks.windowed ? this->masks.columns(i0, rows, this->live_m) : Columns{0, this->cols};
         return {0, round_up(this->reaches[i0 + rows - 1], COLUMNS<T>)};
     }
-    // The scores of a few rows, where transposing all keys would take longer than the products.
+    // The scores of a few rows, where transposing all keys would take longer than the products. So few rows are never
+    // taken by windows: all columns are at hand.
     void direct_products(int i0, int rows) {
         for (int i = 0; i < rows; i++) {
             T *c = this->a + (size_t)i * this->ld;

@@ -16,7 +16,7 @@ from sinkformers.core.backend import Backend
 from sinkformers.core.backends.native import missing_warning, why_not_on
 
 FEWEST_ROWS, MOST_ROWS = 32, 256
-MOST_STARTS = 2**20  # entries of the saved sums of one head, beyond which blocks grow
+MOST_STARTS = 2**20  # entries of the saved sums of one head, beyond which blocks grow up to MOST_ROWS
 
 
 class Native(Backend):
@@ -29,9 +29,9 @@ class Native(Backend):
         return missing_warning(call.query.device)
 
     def rows_per_block(self, call: CausalAttentionCall) -> int:
-        n, m = call.query.shape[-2], call.key.shape[-2]
+        n, entries = call.query.shape[-2], call.key.shape[-2] * call.definition().col_steps()
         rows = FEWEST_ROWS
-        while rows < MOST_ROWS and n * m > rows * MOST_STARTS:
+        while rows < MOST_ROWS and n * entries > rows * MOST_STARTS:
             rows *= 2
         return min(n, rows)
 
