@@ -15,6 +15,9 @@ from sinkformers.conversion.settings import LEARNED, Settings
 # would turn them into mean pooling.
 _POOLING = re.compile(r"attention_?pool|attn_?pool|simpool|pool(ing)?_?(head|att)|^pma$|class_?att", re.IGNORECASE)
 
+# Names of attributes that hold the cross-attention of a decoder.
+CROSS_NAMES = re.compile(r"cross|encoder_att|enc_dec|encdec|encoder_decoder", re.IGNORECASE)
+
 POOLING = "pools with few queries: a doubly stochastic matrix of one row is uniform, which is mean pooling"
 CAUSAL = "causal: a column sum runs over later queries, so earlier outputs would see the future"
 CROSS = "cross-attention of a decoder: a column sum runs over target positions, so earlier ones would see later ones"

@@ -17,6 +17,7 @@ from sinkformers.conversion.adapter import (
     CAUSAL,
     CONVERT,
     CROSS,
+    CROSS_NAMES,
     POOLING,
     Adapter,
     Place,
@@ -55,6 +56,8 @@ def _register() -> None:
 
 def stays_softmax(module: nn.Module) -> str | None:
     """Return why a module that uses the registry cannot be converted, judging by its own attributes, or None."""
+    if getattr(module, "is_cross_attention", False):
+        return CROSS
     if getattr(module, "is_causal", True):  # the default that the library's own attention functions assume
         return CAUSAL
     if getattr(module, "is_decoder", False) or "Cross" in type(module).__name__:
@@ -85,7 +88,7 @@ def _of_decoder(place: Place) -> str | None:
         return CAUSAL  # in a layer that also has cross-attention
     if reason is not None:
         return reason
-    if parent is not None and ("Cross" in type(parent).__name__ or getattr(parent, "encoder_attn", None) is module):
+    if "Cross" in type(parent).__name__ or CROSS_NAMES.search(place.name.rpartition(".")[2]):
         return CROSS
     for around in reversed(place.ancestors):
         used = names_used(type(around))
