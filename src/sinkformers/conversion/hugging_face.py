@@ -55,10 +55,13 @@ def _register() -> None:
 
 
 def stays_softmax(module: nn.Module) -> str | None:
-    """Return why a module that uses the registry cannot be converted, judging by its own attributes, or None."""
+    """Return why a module that uses the registry cannot be converted, judging by its own attributes, or None.
+
+    Without the attribute `is_causal` they do not tell whether it is causal; the masks that its model builds do.
+    """
     if getattr(module, "is_cross_attention", False):
         return CROSS
-    if getattr(module, "is_causal", True):  # the default that the library's own attention functions assume
+    if getattr(module, "is_causal", False):
         return CAUSAL
     if getattr(module, "is_decoder", False) or "Cross" in type(module).__name__:
         return CROSS
@@ -70,6 +73,8 @@ def _recognise(place: Place) -> str | None:
     if _REGISTRY not in names_used(type(module)) or not hasattr(module, "config"):
         return None
     reason = _of_decoder(place)
+    if not hasattr(module, "is_causal") and not any(hasattr(around, "base_model_prefix") for around in place.ancestors):
+        return "has no attribute is_causal, and the model that builds its masks is not given: convert the whole model"
     if getattr(module, "sinks", None) is not None:
         return "asks for sinks, which Sinkhorn attention has no definition of"
     if reason == CROSS and CACHE_ARGUMENT not in _positions(type(module)):
@@ -92,7 +97,8 @@ def _of_decoder(place: Place) -> str | None:
         return CROSS
     for around in reversed(place.ancestors):
         used = names_used(type(around))
-        if used & _CAUSAL_MASKS and "create_bidirectional_mask" not in used:
+        either = "create_bidirectional_mask" in used and hasattr(module, "is_causal")  # which says False
+        if used & _CAUSAL_MASKS and not either:
             return CAUSAL
     return None
 
@@ -128,6 +134,15 @@ def note_cache(positions: dict[str, int], module: nn.Module, args: Any, kwargs: 
         module.__dict__[PAST] = past, is_cross
     elif PAST in module.__dict__:  # left there by a call that raised
         del module.__dict__[PAST]
+
+
+def is_causal_without_a_mask(module: nn.Module) -> bool:
+    """Return whether a bidirectional module, before it was converted, was causal in calls without a mask.
+
+    All attention functions of transformers but eager attention make it so if the module has no attribute `is_causal`.
+    """
+    state = undo_of(module).state
+    return not hasattr(module, "is_causal") and state.config._attn_implementation != "eager"
 
 
 def _renamed(config: Any) -> Any:
