@@ -194,10 +194,17 @@ def test_a_stale_or_foreign_cache_is_refused():
 
     with pytest.raises(ValueError, match=r"holds 6 tokens before this call, and the column sums of 0 .*SoftMax"):
         logits(model, token, past_key_values=filled(plain))
+    for change, back in (
+        (lambda: set_n_iters(model, 1), lambda: set_n_iters(model, 3)),
+        (lambda: set_tau(model, 0), lambda: set_tau(model, 1)),
+    ):
+        cache = filled(model)
+        change()
+        with pytest.raises(ValueError, match=r"filled with Settings\(n_iters=3, tau=1.0.*Begin with a new cache"):
+            logits(model, token, past_key_values=cache)
+        back()
     cache = filled(model)
-    set_n_iters(model, 1)
-    logits(model, token, past_key_values=cache)
-    set_n_iters(model, 3)
+    logits(plain, token, past_key_values=cache)
     with pytest.raises(ValueError, match=r"holds 7 tokens before this call, and the column sums of 6"):
         logits(model, token, past_key_values=cache)
     cache = filled(model)

@@ -94,8 +94,7 @@ def carrier(
             f"sinkformers: {name} is the cross-attention of a decoder and was given a {kind}, which does not say how "
             "many queries came before. Pass an EncoderDecoderCache, or use_cache=False."
         )
-    own = past if not isinstance(past, EncoderDecoderCache) else past.self_attention_cache
-    cache = past.cross_attention_cache if isinstance(past, EncoderDecoderCache) and is_cross else own
+    own, cache = _caches(past, is_cross)
     number: Any = getattr(module, "layer_idx", None)
     layer = _layer(cache, number)
     if type(cache) is not DynamicCache or cache.offloading or layer is None:
@@ -124,6 +123,21 @@ def carrier(
     return layer
 
 
+def refuse_counted(module: nn.Module, settings: Settings, past: Any, *, is_cross: bool) -> None:
+    """Raise if a module that is SoftMax now is given a cache that it filled with other settings."""
+    _, cache = _caches(past, is_cross)
+    layer = _layer(cache, getattr(module, "layer_idx", None))
+    if isinstance(layer, CarriesSums):
+        _check_settings(type(module).__name__, layer, settings)
+
+
+def _caches(past: Any, is_cross: bool) -> tuple[Any, Any]:
+    """Return the cache of self-attention, which counts the tokens, and that of the module."""
+    if not isinstance(past, EncoderDecoderCache):
+        return past, past
+    return past.self_attention_cache, past.cross_attention_cache if is_cross else past.self_attention_cache
+
+
 def _length(layer: CacheLayerMixin) -> int:
     return 0 if layer.keys is None else layer.keys.shape[-2]
 
@@ -141,12 +155,16 @@ def _check_continues(name: str, layer: CarriesSums, settings: Settings, n: int, 
             f"{layer.queries} of them. It was filled by a model with SoftMax attention (unconverted, or with n_iters=1 "
             "or tau=0), cropped, or belongs to another text. Begin with a new cache."
         )
+    _check_settings(name, layer, settings)
+    layer.settings = settings
+
+
+def _check_settings(name: str, layer: CarriesSums, settings: Settings) -> None:
     if layer.queries and layer.settings != settings:
         raise ValueError(
             f"sinkformers: the cache of {name} was filled with {layer.settings}, and the module has {settings} now. "
             "Begin with a new cache."
         )
-    layer.settings = settings
 
 
 def _refuse_rollback() -> NoReturn:

@@ -13,7 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 from sinkformers.conversion.adapter import CAUSAL, UNDO, undo_of
 from sinkformers.conversion.attend import WARNED, attend, refuse_unknown_cache, self_attention_masks
 from sinkformers.conversion.hugging_face import NAME, PAST, from_config, is_causal_without_a_mask, stays_softmax
-from sinkformers.conversion.hugging_face_cache import CarriesSums, carrier
+from sinkformers.conversion.hugging_face_cache import CarriesSums, carrier, refuse_counted
 from sinkformers.conversion.hugging_face_masks import as_four_axes, capped_scores, masks_in_order, with_bias
 from sinkformers.conversion.settings import Settings, is_softmax, settings_of
 
@@ -173,6 +173,8 @@ def _find_sums(
 ) -> CarriesSums | None:
     """Return the layer of the cache that carries the module's column sums; None without a cache, or with SoftMax."""
     if is_softmax(settings):
+        if past is not None:
+            refuse_counted(module, settings, past, is_cross=is_cross)
         return None
     if past is not None:
         return carrier(module, settings, past, query, key, is_cross=is_cross)
