@@ -97,7 +97,8 @@ def initial_logits(caller: str, tau: float | str, places: Iterable[Place]) -> di
 def _logits(caller: str, place: Place) -> Tensor:
     around = [place.module, *([] if place.parent is None else [place.parent])]
     names = ("num_heads", "num_attention_heads", "n_heads", "heads")
-    values = (getattr(module, name, None) for module in around for name in names)
+    owners = [*around, getattr(place.module, "config", None)]
+    values = (getattr(owner, name, None) for owner in owners for name in names)
     heads = next((value for value in values if isinstance(value, int)), None)
     if heads is None:
         raise ValueError(

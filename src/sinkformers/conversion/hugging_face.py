@@ -28,7 +28,7 @@ from sinkformers.conversion.adapter import (
 from sinkformers.conversion.settings import LEARNED, Settings, check, saved_iterations, settings_of
 
 NAME = "sinkhorn"
-CACHE_ARGUMENT = "past_key_values"
+CACHE_ARGUMENTS = ("past_key_values", "layer_past")
 SOURCE_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 PAST = "_sinkhorn_past"  # the cache of the current call of a module, and whether that is cross-attention
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
@@ -77,7 +77,7 @@ def _recognise(place: Place) -> str | None:
         return "has no attribute is_causal, and the model that builds its masks is not given: convert the whole model"
     if getattr(module, "sinks", None) is not None:
         return "asks for sinks, which Sinkhorn attention has no definition of"
-    if reason == CROSS and CACHE_ARGUMENT not in _positions(type(module)):
+    if reason == CROSS and not set(CACHE_ARGUMENTS) & set(_positions(type(module))):
         return "cross-attention that is not given the cache of the decoder: generation could not continue column sums"
     if reason is None and is_pooling(place):
         return POOLING
@@ -122,15 +122,15 @@ def _convert(place: Place) -> Original:
 def _positions(kind: type[nn.Module]) -> dict[str, int]:
     """Return at which place, without `self`, the `forward` of a class takes a cache and the tokens of a source."""
     names = list(inspect.signature(kind.forward).parameters)[1:]
-    return {name: names.index(name) for name in (CACHE_ARGUMENT, *SOURCE_ARGUMENTS) if name in names}
+    return {name: names.index(name) for name in (*CACHE_ARGUMENTS, *SOURCE_ARGUMENTS) if name in names}
 
 
 def note_cache(positions: dict[str, int], module: nn.Module, args: Any, kwargs: Any) -> None:
     """Keep the cache that a module is given until it calls our attention function, which is not given it."""
-    found = {name: args[place] for name, place in positions.items() if place < len(args)}
-    past = kwargs.get(CACHE_ARGUMENT, found.get(CACHE_ARGUMENT))
+    found = {**{name: args[place] for name, place in positions.items() if place < len(args)}, **kwargs}
+    past = next((found[name] for name in CACHE_ARGUMENTS if found.get(name) is not None), None)
     if past is not None:
-        is_cross = any(kwargs.get(name, found.get(name)) is not None for name in SOURCE_ARGUMENTS)
+        is_cross = any(found.get(name) is not None for name in SOURCE_ARGUMENTS)
         module.__dict__[PAST] = past, is_cross
     elif PAST in module.__dict__:  # left there by a call that raised
         del module.__dict__[PAST]

@@ -97,7 +97,7 @@ def sinkhorn_attention_forward(
     options |= {"scale": scaling, "enable_gqa": grouped, "need_weights": bool(kwargs.get("output_attentions"))}
     out, weights = attend(module, settings, query, key, value, dropout_p=dropout, **options)
     if layer is not None:
-        layer.counted(query.shape[-2])
+        layer.counted(query.shape[-2], has_graph=out.requires_grad)
     return out.transpose(1, 2).contiguous(), weights
 
 
