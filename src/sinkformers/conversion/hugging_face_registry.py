@@ -112,7 +112,7 @@ def _settings_by_name(module: nn.Module, query: Tensor, key: Tensor, is_causal: 
         )
     if not hasattr(module, "is_causal"):
         raise ValueError(
-            f'sinkformers: attn_implementation="{NAME}" was asked of a {module.config.model_type}, whose '
+            f'sinkformers: attn_implementation="{NAME}" was asked of a model whose '
             f"{type(module).__name__} has no attribute is_causal, so that a function chosen by name cannot tell "
             "whether it is causal. Load the model plainly and use to_sinkformer(model), which reads what masks it "
             "builds."
