@@ -22,6 +22,12 @@ DECODERS = {
     "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**WINDOW, attn_logit_softcapping=2.0)),
     "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**WINDOW)),
 }
+# Their attention modules name the cache otherwise.
+LAYER_PAST = {
+    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SIZES, **TOKENS, max_position_embeddings=64)),
+    "gpt_bigcode": lambda: hf.GPTBigCodeForCausalLM(hf.GPTBigCodeConfig(**GPT)),
+    "ctrl": lambda: hf.CTRLLMHeadModel(hf.CTRLConfig(**{**GPT, "dff": 32})),
+}
 PROMPT = torch.tensor([[0, 0, 0, 7, 23, 41], [12, 35, 9, 50, 6, 17]])  # the first is padded on the left
 VALID = PROMPT > 0
 
@@ -29,7 +35,7 @@ VALID = PROMPT > 0
 def build_decoder(name):
     """Return a decoder in float64 whose attention is far from uniform, in evaluation mode."""
     torch.manual_seed(0)
-    model = DECODERS[name]()
+    model = {**DECODERS, **LAYER_PAST}[name]()
     for key, parameter in model.named_parameters():
         if parameter.dim() > 1 and "pos" not in key:
             torch.nn.init.normal_(parameter, std=0.3)

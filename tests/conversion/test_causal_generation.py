@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 import transformers as hf
 
 from sinkformers import set_n_iters, set_tau, to_sinkformer, to_transformer, watch_attention
-from tests.conversion.decoder_models import DECODERS, PROMPT, VALID, build_decoder, generate
+from tests.conversion.decoder_models import DECODERS, LAYER_PAST, PROMPT, VALID, build_decoder, generate
 
 EXACT = 1e-10  # float64; some 10⁴ roundings on values up to 10²
 SINGLE = 1e-5  # `generate` returns logits in float32: 2⁻²³ relative, values up to 50
@@ -49,8 +50,8 @@ def test_one_iteration_is_the_original_and_three_are_not(name):
     assert logits(model, ids, attention_mask=valid.long())[valid].equal(before[valid])
 
 
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by the import of GPTBigCode
+@pytest.mark.parametrize(("name", "way"), [*product(DECODERS, WAYS), *product(LAYER_PAST, ["greedy"])])
 def test_generation_with_a_cache_equals_generation_without(name, way):
     model = converted(name)
     tokens, scores = generate(model, **WAYS[way])
@@ -131,6 +132,41 @@ def test_gradients_do_not_depend_on_the_cache_nor_on_checkpoints(name):
         assert_close(grads, found[0], atol=EXACT, rtol=0)
 
 
+def test_gradients_are_not_cut_at_a_cache():
+    model = converted()
+    cache = hf.DynamicCache(config=model.config)
+    model(PROMPT[1:, :4], past_key_values=cache)
+    with pytest.raises(RuntimeError, match=r"through a cache.*torch\.no_grad\(\).*whole sequences"):
+        model(PROMPT[1:, 4:], past_key_values=cache)
+    found = []
+    for detached in (False, True):  # a prompt that gradients do not reach
+        cache = hf.DynamicCache(config=model.config)
+        logits(model, PROMPT[1:, :4], past_key_values=cache)
+        with torch.set_grad_enabled(not detached):
+            found.append(model(PROMPT[1:, 4:], past_key_values=cache).logits)
+    assert found[0].requires_grad
+    assert_close(found[0].detach(), found[1], atol=0, rtol=0)
+
+
+def test_a_learned_tau_takes_the_number_of_heads_from_the_configuration():
+    model = converted(tau="learned")
+    attention = model.model.layers[0].self_attn
+    assert attention.get_parameter("sinkhorn_tau").shape == (4,)
+    assert_close(logits(model, use_cache=False), logits(converted(tau=0.5), use_cache=False), atol=EXACT, rtol=0)
+
+
+def test_layers_without_a_place_in_the_cache_are_refused():
+    model, cache = converted(), hf.DynamicCache()
+    attention = model.model.layers[1].self_attn
+    attention.layer_idx = 7  # as in a model whose last layers take keys and values of earlier ones
+    update = cache.update
+    cache.update = lambda key, value, number, *rest: (key, value) if number == 7 else update(key, value, number, *rest)
+    with pytest.raises(
+        NotImplementedError, match=r"has no layer of its own in the cache \(layer_idx=7.*use_cache=False"
+    ):
+        logits(model, past_key_values=cache)
+
+
 def test_selections_of_samples_carry_the_sums():
     model, ids = converted(), PROMPT[1:].repeat(3, 1) + torch.arange(3)[:, None]
     whole = logits(model, ids, use_cache=False)[:, -1]
@@ -194,10 +230,17 @@ def test_a_stale_or_foreign_cache_is_refused():
 
     with pytest.raises(ValueError, match=r"holds 6 tokens before this call, and the column sums of 0 .*SoftMax"):
         logits(model, token, past_key_values=filled(plain))
+    for change, back in (
+        (lambda: set_n_iters(model, 1), lambda: set_n_iters(model, 3)),
+        (lambda: set_tau(model, 0), lambda: set_tau(model, 1)),
+    ):
+        cache = filled(model)
+        change()
+        with pytest.raises(ValueError, match=r"filled with Settings\(n_iters=3, tau=1.0.*Begin with a new cache"):
+            logits(model, token, past_key_values=cache)
+        back()
     cache = filled(model)
-    set_n_iters(model, 1)
-    logits(model, token, past_key_values=cache)
-    set_n_iters(model, 3)
+    logits(plain, token, past_key_values=cache)
     with pytest.raises(ValueError, match=r"holds 7 tokens before this call, and the column sums of 6"):
         logits(model, token, past_key_values=cache)
     cache = filled(model)

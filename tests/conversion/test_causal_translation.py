@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 import transformers as hf
 
 from sinkformers import set_n_iters, to_sinkformer, to_transformer, watch_attention
+from tests.conversion.decoder_models import GPT
 from tests.conversion.hugging_face_models import VALID, build, inputs
 from tests.conversion.test_causal_generation import EXACT, SINGLE, WAYS
 from tests.conversion.test_one_way_encoders import STREAMS, sharpen, stream
@@ -130,3 +131,43 @@ def test_streaming_encoders_convert_frame_by_frame(name):
     with watch_attention(model) as watch:
         model(sound, **options)
     assert "column error" in repr(watch)
+
+
+def captioner():
+    """Return a model of images whose decoder is GPT-2, with cross-attention of the class of its self-attention."""
+    torch.manual_seed(0)
+    vision = hf.ViTConfig(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=32, image_size=16, patch_size=8
+    )
+    text = hf.GPT2Config(**GPT, add_cross_attention=True, is_decoder=True)
+    config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
+    model = hf.VisionEncoderDecoderModel(config).double().eval()
+    sharpen(model)
+    return model
+
+
+def test_cross_attention_without_a_name_of_its_own_is_causal():
+    model, crosses = captioner(), {f"decoder.transformer.h.{i}.crossattention" for i in range(2)}
+    pixels = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    ids = torch.tensor([[4, 9, 14, 19, 24, 29], [40, 3, 38, 8, 36, 11]])
+    later = torch.cat([ids[:, :4], ids[:, 4:] + 1], 1)
+
+    def change(model):
+        first, second = (model(pixel_values=pixels, decoder_input_ids=each).logits for each in (ids, later))
+        assert not torch.allclose(first[:, 4:], second[:, 4:], atol=1e-2)
+        return (first - second)[:, :4].abs().max()
+
+    with torch.no_grad():
+        before = model(pixel_values=pixels, decoder_input_ids=ids).logits
+        plain = to_sinkformer(copy.deepcopy(model))
+        assert crosses <= dict(plain.sinkformer_report.kept).keys()
+        assert change(plain) == 0
+        to_sinkformer(model, 1, causal="streaming", select="decoder.*")
+        assert_close(model(pixel_values=pixels, decoder_input_ids=ids).logits, before, atol=EXACT, rtol=0)
+        set_n_iters(model, 3)
+        assert change(model) < EXACT
+    given = {"pixel_values": pixels, "decoder_start_token_id": 1, "max_new_tokens": 6, "do_sample": False}
+    given |= {"pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True, "output_logits": True}
+    found, expected = (model.generate(**given, use_cache=use_cache) for use_cache in (True, False))
+    assert found.sequences.equal(expected.sequences)
+    assert_close(torch.stack(found.logits), torch.stack(expected.logits), atol=SINGLE, rtol=0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -17,6 +18,7 @@ from tests.conversion.hugging_face_models import (
     build,
     inputs,
 )
+from tests.conversion.test_one_way_encoders import sharpen
 
 
 def test_the_report_of_a_model_with_a_causal_half():
@@ -131,3 +133,29 @@ def test_unsupported_arguments_raise(arguments, error, message):
         hf.AttentionInterface()["sinkhorn"](attention, tokens, tokens, tokens, None, **arguments)
     with pytest.raises(TypeError, match="mask must be a tensor; got dict"):
         hf.AttentionInterface()["sinkhorn"](attention, tokens, tokens, tokens, {})
+
+
+@pytest.mark.parametrize("causal", [None, "streaming"])
+@pytest.mark.parametrize("name", ["Splinter", "LayoutLM"])
+def test_encoders_that_do_not_say_that_they_are_not_causal_are_bidirectional(name, causal):
+    torch.manual_seed(0)
+    options = {"question_token_id": 5} if name == "Splinter" else {}
+    model = getattr(hf, f"{name}Model")(getattr(hf, f"{name}Config")(**TEXT, **options)).double().eval()
+    sharpen(model)
+    ids = torch.tensor([[4, 9, 14, 19, 24, 29], [40, 3, 38, 8, 36, 11]])
+    valid = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+    given = ({}, {"attention_mask": valid})
+    with torch.no_grad():
+        before = [model(ids, **each).last_hidden_state[valid > 0] for each in given]
+        to_sinkformer(model, 1, causal=causal)
+        assert {entry.causal for entry in model.sinkformer_report.converted.values()} == {None}
+        after = [model(ids, **each).last_hidden_state[valid > 0] for each in given]
+        # transformers' eager attention, Splinter's only one, computes SoftMax in float32
+        assert_close(after, before, atol=1e-10 if name == "LayoutLM" else 1e-5, rtol=0)
+    layer = model.encoder.layer[0].attention.self
+    if name == "LayoutLM":  # its layers are always given a mask; without one transformers would make them causal
+        with pytest.raises(NotImplementedError, match=r"without a mask and has no attribute is_causal.*eager"):
+            layer(torch.zeros(1, 3, layer.all_head_size, dtype=torch.float64))
+    alone = getattr(hf, f"{name}Model")(model.config).encoder
+    with pytest.raises(ValueError, match="has no attribute is_causal, and the model that builds its masks is not"):
+        to_sinkformer(alone, causal=causal)

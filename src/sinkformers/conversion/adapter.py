@@ -15,6 +15,9 @@ from sinkformers.conversion.settings import LEARNED, Settings
 # would turn them into mean pooling.
 _POOLING = re.compile(r"attention_?pool|attn_?pool|simpool|pool(ing)?_?(head|att)|^pma$|class_?att", re.IGNORECASE)
 
+# Names of attributes that hold the cross-attention of a decoder.
+CROSS_NAMES = re.compile(r"cross|encoder_att|enc_dec|encdec|encoder_decoder", re.IGNORECASE)
+
 POOLING = "pools with few queries: a doubly stochastic matrix of one row is uniform, which is mean pooling"
 CAUSAL = "causal: a column sum runs over later queries, so earlier outputs would see the future"
 CROSS = "cross-attention of a decoder: a column sum runs over target positions, so earlier ones would see later ones"
@@ -94,7 +97,8 @@ def initial_logits(caller: str, tau: float | str, places: Iterable[Place]) -> di
 def _logits(caller: str, place: Place) -> Tensor:
     around = [place.module, *([] if place.parent is None else [place.parent])]
     names = ("num_heads", "num_attention_heads", "n_heads", "heads")
-    values = (getattr(module, name, None) for module in around for name in names)
+    owners = [*around, getattr(place.module, "config", None)]
+    values = (getattr(owner, name, None) for owner in owners for name in names)
     heads = next((value for value in values if isinstance(value, int)), None)
     if heads is None:
         raise ValueError(

@@ -17,6 +17,7 @@ from sinkformers.conversion.adapter import (
     CAUSAL,
     CONVERT,
     CROSS,
+    CROSS_NAMES,
     POOLING,
     Adapter,
     Place,
@@ -27,7 +28,7 @@ from sinkformers.conversion.adapter import (
 from sinkformers.conversion.settings import LEARNED, Settings, check, saved_iterations, settings_of
 
 NAME = "sinkhorn"
-CACHE_ARGUMENT = "past_key_values"
+CACHE_ARGUMENTS = ("past_key_values", "layer_past")
 SOURCE_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 PAST = "_sinkhorn_past"  # the cache of the current call of a module, and whether that is cross-attention
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
@@ -54,8 +55,13 @@ def _register() -> None:
 
 
 def stays_softmax(module: nn.Module) -> str | None:
-    """Return why a module that uses the registry cannot be converted, judging by its own attributes, or None."""
-    if getattr(module, "is_causal", True):  # the default that the library's own attention functions assume
+    """Return why a module that uses the registry cannot be converted, judging by its own attributes, or None.
+
+    Without the attribute `is_causal` they do not tell whether it is causal; the masks that its model builds do.
+    """
+    if getattr(module, "is_cross_attention", False):
+        return CROSS
+    if getattr(module, "is_causal", False):
         return CAUSAL
     if getattr(module, "is_decoder", False) or "Cross" in type(module).__name__:
         return CROSS
@@ -67,9 +73,11 @@ def _recognise(place: Place) -> str | None:
     if _REGISTRY not in names_used(type(module)) or not hasattr(module, "config"):
         return None
     reason = _of_decoder(place)
+    if not hasattr(module, "is_causal") and not any(hasattr(around, "base_model_prefix") for around in place.ancestors):
+        return "has no attribute is_causal, and the model that builds its masks is not given: convert the whole model"
     if getattr(module, "sinks", None) is not None:
         return "asks for sinks, which Sinkhorn attention has no definition of"
-    if reason == CROSS and CACHE_ARGUMENT not in _positions(type(module)):
+    if reason == CROSS and not set(CACHE_ARGUMENTS) & set(_positions(type(module))):
         return "cross-attention that is not given the cache of the decoder: generation could not continue column sums"
     if reason is None and is_pooling(place):
         return POOLING
@@ -85,11 +93,12 @@ def _of_decoder(place: Place) -> str | None:
         return CAUSAL  # in a layer that also has cross-attention
     if reason is not None:
         return reason
-    if parent is not None and ("Cross" in type(parent).__name__ or getattr(parent, "encoder_attn", None) is module):
+    if "Cross" in type(parent).__name__ or CROSS_NAMES.search(place.name.rpartition(".")[2]):
         return CROSS
     for around in reversed(place.ancestors):
         used = names_used(type(around))
-        if used & _CAUSAL_MASKS and "create_bidirectional_mask" not in used:
+        either = "create_bidirectional_mask" in used and hasattr(module, "is_causal")  # which says False
+        if used & _CAUSAL_MASKS and not either:
             return CAUSAL
     return None
 
@@ -113,18 +122,27 @@ def _convert(place: Place) -> Original:
 def _positions(kind: type[nn.Module]) -> dict[str, int]:
     """Return at which place, without `self`, the `forward` of a class takes a cache and the tokens of a source."""
     names = list(inspect.signature(kind.forward).parameters)[1:]
-    return {name: names.index(name) for name in (CACHE_ARGUMENT, *SOURCE_ARGUMENTS) if name in names}
+    return {name: names.index(name) for name in (*CACHE_ARGUMENTS, *SOURCE_ARGUMENTS) if name in names}
 
 
 def note_cache(positions: dict[str, int], module: nn.Module, args: Any, kwargs: Any) -> None:
     """Keep the cache that a module is given until it calls our attention function, which is not given it."""
-    found = {name: args[place] for name, place in positions.items() if place < len(args)}
-    past = kwargs.get(CACHE_ARGUMENT, found.get(CACHE_ARGUMENT))
+    found = {**{name: args[place] for name, place in positions.items() if place < len(args)}, **kwargs}
+    past = next((found[name] for name in CACHE_ARGUMENTS if found.get(name) is not None), None)
     if past is not None:
-        is_cross = any(kwargs.get(name, found.get(name)) is not None for name in SOURCE_ARGUMENTS)
+        is_cross = any(found.get(name) is not None for name in SOURCE_ARGUMENTS)
         module.__dict__[PAST] = past, is_cross
     elif PAST in module.__dict__:  # left there by a call that raised
         del module.__dict__[PAST]
+
+
+def is_causal_without_a_mask(module: nn.Module) -> bool:
+    """Return whether a bidirectional module, before it was converted, was causal in calls without a mask.
+
+    All attention functions of transformers but eager attention make it so if the module has no attribute `is_causal`.
+    """
+    state = undo_of(module).state
+    return not hasattr(module, "is_causal") and state.config._attn_implementation != "eager"
 
 
 def _renamed(config: Any) -> Any:

@@ -6,6 +6,7 @@ its class, which carries the running column sums too: reordering for beams, sele
 
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import (
     CacheLayerMixin,
@@ -29,18 +30,20 @@ class CarriesSums(CacheLayerMixin):
     sums: ColumnSums
     queries: int  # how many the sums have counted
     settings: Settings  # of the module that counted them
+    has_graph: bool  # whether gradients would have to flow through the sums, which have none
 
     def begin(self, settings: Settings, *, grows: bool) -> None:
-        self.sums, self.queries, self.settings = ColumnSums(grows=grows), 0, settings
+        self.sums, self.queries, self.settings, self.has_graph = ColumnSums(grows=grows), 0, settings, False
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if getattr(self, "record_past", False):
             _refuse_rollback()
         return super().update(*args, **kwargs)  # pyright: ignore[reportAbstractUsage]
 
-    def counted(self, queries: int) -> None:
+    def counted(self, queries: int, *, has_graph: bool) -> None:
         """Count the queries of a call, and drop the sums of keys that the layer has dropped."""
         self.queries += queries
+        self.has_graph = self.has_graph or has_graph
         dropped = len(self.sums) - _length(self)
         if dropped > 0:
             self.sums.map(lambda sums: sums[..., dropped:])
@@ -94,11 +97,16 @@ def carrier(
             f"sinkformers: {name} is the cross-attention of a decoder and was given a {kind}, which does not say how "
             "many queries came before. Pass an EncoderDecoderCache, or use_cache=False."
         )
-    own = past if not isinstance(past, EncoderDecoderCache) else past.self_attention_cache
-    cache = past.cross_attention_cache if isinstance(past, EncoderDecoderCache) and is_cross else own
+    own, cache = _caches(past, is_cross)
     number: Any = getattr(module, "layer_idx", None)
     layer = _layer(cache, number)
-    if type(cache) is not DynamicCache or cache.offloading or layer is None:
+    if type(cache) is DynamicCache and layer is None:
+        raise NotImplementedError(
+            f"sinkformers: {name} has no layer of its own in the cache (layer_idx={number} of {len(cache.layers)} "
+            "layers), because it takes the keys and values of another module, and its column sums have no place there. "
+            "Pass use_cache=False."
+        )
+    if type(cache) is not DynamicCache or cache.offloading:
         raise NotImplementedError(
             f"sinkformers: {name} was given a {type(cache).__name__}"
             + (" that is offloaded" if getattr(cache, "offloading", False) else "")
@@ -124,6 +132,21 @@ def carrier(
     return layer
 
 
+def refuse_counted(module: nn.Module, settings: Settings, past: Any, *, is_cross: bool) -> None:
+    """Raise if a module that is SoftMax now is given a cache that it filled with other settings."""
+    _, cache = _caches(past, is_cross)
+    layer = _layer(cache, getattr(module, "layer_idx", None))
+    if isinstance(layer, CarriesSums):
+        _check_settings(type(module).__name__, layer, settings)
+
+
+def _caches(past: Any, is_cross: bool) -> tuple[Any, Any]:
+    """Return the cache of self-attention, which counts the tokens, and that of the module."""
+    if not isinstance(past, EncoderDecoderCache):
+        return past, past
+    return past.self_attention_cache, past.cross_attention_cache if is_cross else past.self_attention_cache
+
+
 def _length(layer: CacheLayerMixin) -> int:
     return 0 if layer.keys is None else layer.keys.shape[-2]
 
@@ -141,12 +164,22 @@ def _check_continues(name: str, layer: CarriesSums, settings: Settings, n: int, 
             f"{layer.queries} of them. It was filled by a model with SoftMax attention (unconverted, or with n_iters=1 "
             "or tau=0), cropped, or belongs to another text. Begin with a new cache."
         )
+    _check_settings(name, layer, settings)
+    if layer.has_graph and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"sinkformers: gradients would flow through a cache of {name}, whose keys and values have a graph and "
+            "whose column sums have none: they would be incomplete. Generate, or fill the cache, under "
+            "torch.no_grad(), and train on whole sequences."
+        )
+    layer.settings = settings
+
+
+def _check_settings(name: str, layer: CarriesSums, settings: Settings) -> None:
     if layer.queries and layer.settings != settings:
         raise ValueError(
             f"sinkformers: the cache of {name} was filled with {layer.settings}, and the module has {settings} now. "
             "Begin with a new cache."
         )
-    layer.settings = settings
 
 
 def _refuse_rollback() -> NoReturn:

@@ -10,10 +10,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from sinkformers.conversion.adapter import CAUSAL, undo_of
+from sinkformers.conversion.adapter import CAUSAL, UNDO, undo_of
 from sinkformers.conversion.attend import WARNED, attend, refuse_unknown_cache, self_attention_masks
-from sinkformers.conversion.hugging_face import NAME, PAST, from_config, stays_softmax
-from sinkformers.conversion.hugging_face_cache import CarriesSums, carrier
+from sinkformers.conversion.hugging_face import NAME, PAST, from_config, is_causal_without_a_mask, stays_softmax
+from sinkformers.conversion.hugging_face_cache import CarriesSums, carrier, refuse_counted
 from sinkformers.conversion.hugging_face_masks import as_four_axes, capped_scores, masks_in_order, with_bias
 from sinkformers.conversion.settings import Settings, is_softmax, settings_of
 
@@ -69,10 +69,13 @@ def sinkhorn_attention_forward(
     _refuse_features(module, settings, kwargs)
     options: dict[str, Any]
     if settings.causal is None:
+        _refuse_unsaid_triangle(module, attention_mask, query.shape[-2])
         _refuse_lost_window(module, settings, attention_mask, key.shape[-2], kwargs.get("sliding_window"))
         options, layer = {**self_attention_masks(as_four_axes(attention_mask), query, key)}, None
     else:
         past, is_cross = _given_cache(module)
+        if is_cross:
+            _refuse_unsaid_triangle(module, attention_mask, query.shape[-2])
         is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and not is_cross
         if is_softmax(settings) and attention_mask is None and is_causal and getattr(past, "is_compileable", False):
             n = query.shape[-2]  # static caches have room for later tokens, and no mask for the first
@@ -94,7 +97,7 @@ def sinkhorn_attention_forward(
     options |= {"scale": scaling, "enable_gqa": grouped, "need_weights": bool(kwargs.get("output_attentions"))}
     out, weights = attend(module, settings, query, key, value, dropout_p=dropout, **options)
     if layer is not None:
-        layer.counted(query.shape[-2])
+        layer.counted(query.shape[-2], has_graph=out.requires_grad)
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -106,6 +109,13 @@ def _settings_by_name(module: nn.Module, query: Tensor, key: Tensor, is_causal: 
             f'sinkformers: config.sinkhorn says causal="{settings.causal}", which attention chosen by name for the '
             "whole model cannot use, since it is not given the cache. Load the model without "
             f'attn_implementation="{NAME}", then to_sinkformer(model, **model.config.sinkhorn).'
+        )
+    if not hasattr(module, "is_causal"):
+        raise ValueError(
+            f'sinkformers: attn_implementation="{NAME}" was asked of a model whose '
+            f"{type(module).__name__} has no attribute is_causal, so that a function chosen by name cannot tell "
+            "whether it is causal. Load the model plainly and use to_sinkformer(model), which reads what masks it "
+            "builds."
         )
     if is_causal or stays_softmax(module):
         _refuse_or_warn(module, bool(is_causal) or stays_softmax(module) == CAUSAL)
@@ -126,6 +136,17 @@ def _refuse_features(module: nn.Module, settings: Settings, kwargs: dict[str, An
                 f"sinkformers: {type(module).__name__} asks for {name}, which Sinkhorn attention has no definition of. "
                 "Load the model plainly: to_sinkformer(model) leaves such modules SoftMax, and says so."
             )
+
+
+def _refuse_unsaid_triangle(module: nn.Module, mask: Any, n: int) -> None:
+    """Raise if the original module would be causal in this call only because it does not say that it is not."""
+    by_name = UNDO not in module.__dict__
+    if mask is None and n > 1 and not by_name and is_causal_without_a_mask(module):
+        raise NotImplementedError(
+            f"sinkformers: {type(module).__name__} was called without a mask and has no attribute is_causal. "
+            "transformers makes it causal then, except with eager attention, though the model builds no causal mask. "
+            'Load the model with attn_implementation="eager" before converting it, or pass an attention mask.'
+        )
 
 
 def _refuse_lost_window(module: nn.Module, settings: Settings, mask: Any, m: int, window: int | None) -> None:
@@ -152,6 +173,8 @@ def _find_sums(
 ) -> CarriesSums | None:
     """Return the layer of the cache that carries the module's column sums; None without a cache, or with SoftMax."""
     if is_softmax(settings):
+        if past is not None:
+            refuse_counted(module, settings, past, is_cross=is_cross)
         return None
     if past is not None:
         return carrier(module, settings, past, query, key, is_cross=is_cross)

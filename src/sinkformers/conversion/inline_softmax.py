@@ -13,7 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, names_used
+from sinkformers.conversion.adapter import (
+    CAUSAL,
+    CONVERT,
+    CROSS,
+    CROSS_NAMES,
+    POOLING,
+    Adapter,
+    Place,
+    is_pooling,
+    names_used,
+)
 from sinkformers.conversion.attend import WARNED, normalise
 from sinkformers.conversion.inline_flow import Findings, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
@@ -29,7 +39,6 @@ ANOTHER = "it has another SoftMax, which is not multiplied with values: this is 
 NOT_SELF = "its queries and keys come from different inputs"
 REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
 BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
-_CROSS_NAMES = re.compile(r"cross|encoder_att|enc_dec|encdec|encoder_decoder", re.IGNORECASE)
 _RATIO = re.compile(r"(^|_)(sr|reduction)_ratio|(^|_)stride")
 _REDUCED_NAMES = re.compile(r"subsampl|downsampl", re.IGNORECASE)
 _TOKENS = "_sinkhorn_tokens"  # the number of tokens of the last call that was replaced, or None
@@ -74,9 +83,9 @@ def _stays(place: Place) -> str | None:
     """Return why a module that attends is not converted, judging by names and attributes."""
     module: Any = place.module
     around = [type(each).__name__ for each in (module, *([] if place.parent is None else [place.parent]))]
-    if any("Cross" in name for name in around) or _CROSS_NAMES.search(place.name.rpartition(".")[2]):
+    if any("Cross" in name for name in around) or CROSS_NAMES.search(place.name.rpartition(".")[2]):
         return CROSS
-    if place.parent is not None and _CROSS_NAMES.search(place.name):
+    if place.parent is not None and CROSS_NAMES.search(place.name):
         return CROSS
     if any(getattr(module, name, False) is True for name in ("is_causal", "is_decoder", "causal")):
         return CAUSAL
