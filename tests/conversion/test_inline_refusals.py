@@ -254,6 +254,27 @@ def test_causal_masks_are_refused(mask):
         layer(x, bias)
 
 
+def later_hidden(sample):
+    bias = torch.zeros(3, 1, 7, 7, dtype=torch.float64)
+    bias[sample] = torch.full((7, 7), -100.0, dtype=torch.float64).triu(1)
+    return bias
+
+
+@pytest.mark.parametrize("case", ["padding elsewhere", "padding beside it", "reverse", "one sample", "window"])
+def test_finite_numbers_that_order_the_tokens_of_one_sample_are_refused(case):
+    layer, x, bias = to_sinkformer(PlainAttention(), 3), tokens(), later_hidden(1)
+    if case == "padding elsewhere":
+        bias[2, ..., 5:] = -torch.inf
+    elif case == "padding beside it":
+        bias[1, ..., 5:] = -torch.inf
+    elif case == "reverse":
+        bias = bias.mT
+    elif case == "window":
+        bias = bias.masked_fill(torch.ones(7, 7).tril(-3).bool(), -torch.inf)
+    with pytest.raises(NotImplementedError, match="a finite number hides later tokens from earlier ones"):
+        layer(x, bias)
+
+
 def test_a_token_that_only_reads_is_no_padding():
     """It sees all others, and they do not see it: a mask that orders the tokens."""
     layer, x = to_sinkformer(PlainAttention(), 3), tokens()
