@@ -157,6 +157,15 @@ class PairAttention(Heads):
         return (queries @ keys.mT).softmax(-1) @ values
 
 
+class OwnMethodAttention(Heads):
+    def attend(self, query, key, value):
+        return (query @ key.mT).softmax(-1) @ value
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return self.attend(query, key, value)
+
+
 class TriangleAttention(PlainAttention):
     def __init__(self):
         super().__init__()
@@ -171,7 +180,14 @@ def tokens(n=7):
     return torch.randn(3, n, SIZE, dtype=torch.float64)
 
 
-SUPPORTED = [PlainAttention, SoftCapAttention, EinsumAttention, MergedAttention, TransposedAttention]
+SUPPORTED = [
+    PlainAttention,
+    SoftCapAttention,
+    EinsumAttention,
+    MergedAttention,
+    TransposedAttention,
+    OwnMethodAttention,
+]
 REFUSED = {
     GatedAttention: "pools, gates or normalises something else",
     SummaryAttention: "pools, gates or normalises something else",
@@ -211,6 +227,27 @@ def test_what_is_not_is_refused_with_its_reason(kind):
     with pytest.raises(ValueError, match=f"(?s)has no bidirectional self-attention.*{REFUSED[kind]}"):
         to_sinkformer(layer)
     assert type(layer) is kind
+
+
+class SdpaAttention(Heads):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(*self.heads(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "adapter", "name"),
+    [
+        (PlainAttention(), None, "forward"),
+        (OwnMethodAttention(), None, "attend"),
+        (SdpaAttention(), "sdpa", "forward"),
+        (nn.MultiheadAttention(SIZE, 2), None, "forward"),
+    ],
+)
+def test_methods_set_on_the_module_are_refused(layer, adapter, name):
+    """A class does not replace them: conversion would have no effect."""
+    setattr(layer, name, getattr(layer, name))
+    with pytest.raises(ValueError, match=f"its {name} is set on the module itself"):
+        to_sinkformer(layer, adapter=adapter)
 
 
 def test_code_that_is_not_in_its_file_is_not_converted():

@@ -13,7 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, names_used
+from sinkformers.conversion.adapter import (
+    CAUSAL,
+    CONVERT,
+    CROSS,
+    POOLING,
+    Adapter,
+    Place,
+    is_pooling,
+    names_used,
+    set_on_instance,
+)
 from sinkformers.conversion.attend import WARNED, normalise
 from sinkformers.conversion.inline_flow import Findings, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
@@ -41,7 +51,8 @@ def _recognise(place: Place) -> str | None:
     found = findings(place.module)
     if found is None or not found.sites:
         return None
-    return _stays(place) or _examined(place.module, found)[0]
+    own = set_on_instance(place.module, {"forward", *(name for name, _ in found.sites)})
+    return _stays(place) or own or _examined(place.module, found)[0]
 
 
 def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
