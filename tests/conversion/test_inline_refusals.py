@@ -1,6 +1,10 @@
 """What is no attention among tokens is left alone, by what its code says, and checked again when it runs."""
 
 import copy
+import functools
+import importlib
+import pickle
+import sys
 
 import pytest
 import torch
@@ -166,6 +170,57 @@ class OwnMethodAttention(Heads):
         return self.attend(query, key, value)
 
 
+class OffByOneSoftmax(nn.Softmax):
+    def forward(self, input):
+        weights = (input - input.amax(-1, keepdim=True)).exp()
+        return weights / (1 + weights.sum(-1, keepdim=True))
+
+
+class OffByOneAttention(Heads):
+    def __init__(self):
+        super().__init__()
+        self.normalise = OffByOneSoftmax(dim=-1)
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return self.normalise(query @ key.mT) @ value
+
+
+class PrivateAttention(Heads):
+    __scale = 0.3
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return torch.softmax(self.__scale * query @ key.mT, -1) @ value
+
+
+def twice(function):
+    @functools.wraps(function)
+    def doubled(*args):
+        return 2 * function(*args)
+
+    return doubled
+
+
+class WrappedAttention(Heads):
+    @torch.no_grad()
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1) @ value
+
+
+WrappedAttention.forward = twice(WrappedAttention.forward)
+
+
+class PositionalAttention(Heads):
+    """Arguments by position only, and a decorator."""
+
+    @torch.no_grad()
+    def forward(self, x, /):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1, torch.float64) @ value
+
+
 class TriangleAttention(PlainAttention):
     def __init__(self):
         super().__init__()
@@ -199,6 +254,9 @@ REFUSED = {
     LandmarkAttention: "another SoftMax",
     CrossAttention: "cross-attention",
     TriangleAttention: "causal",
+    OffByOneAttention: "neither is torch's nor",
+    PrivateAttention: "neither is torch's nor",
+    WrappedAttention: "neither is torch's nor",
     Mixer: "No attention was found at all",
 }
 
@@ -257,6 +315,54 @@ def test_code_that_is_not_in_its_file_is_not_converted():
     changed.forward = namespace["forward"]
     with pytest.raises(ValueError, match=r"ChangedAttention.*neither is torch's nor"):
         to_sinkformer(changed())
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+class FileAttention(nn.Module):
+    def forward(self, x):
+        return (2.0 * x @ x.mT).softmax(-1) @ x
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A module of Python in a file, which can be changed."""
+    path = tmp_path / "attention_in_a_file.py"
+    path.write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path, importlib.import_module("attention_in_a_file")
+    sys.modules.pop("attention_in_a_file")
+
+
+def test_a_file_that_was_changed_is_not_read(file):
+    path, module = file
+    layer = to_sinkformer(module.FileAttention())
+    path.write_text(SOURCE.replace("2.0", "99.0"))
+    to_transformer(layer)
+    with pytest.raises(ValueError, match="neither is torch's nor"):
+        to_sinkformer(layer)
+
+
+def test_methods_that_are_replaced_are_read_again(file):
+    _, module = file
+    to_sinkformer(module.FileAttention())
+    module.FileAttention.forward = twice(module.FileAttention.forward)
+    with pytest.raises(ValueError, match="neither is torch's nor"):
+        to_sinkformer(module.FileAttention())
+
+
+def test_a_pickle_does_not_meet_other_code(file):
+    path, module = file
+    pickled = pickle.dumps(to_sinkformer(module.FileAttention()))
+    assert isinstance(pickle.loads(pickled), module.FileAttention)
+    path.write_text(SOURCE.replace("2.0 * x @ x.mT", "(2.0 * x) @ (x + 1).mT + 3"))
+    importlib.invalidate_caches()
+    importlib.reload(module)
+    with pytest.raises(RuntimeError, match="the code of FileAttention is not the code that was converted"):
+        pickle.loads(pickled)
 
 
 @pytest.mark.parametrize("mask", [-torch.inf, torch.finfo(torch.float64).min, -1e30, -1e9, -1e4])

@@ -27,7 +27,7 @@ from sinkformers.conversion.adapter import (
 from sinkformers.conversion.attend import WARNED, normalise
 from sinkformers.conversion.inline_flow import Findings, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
-from sinkformers.conversion.inline_rewrite import Plan, changes, rewritten
+from sinkformers.conversion.inline_rewrite import Plan, changes, digest, rewritten
 from sinkformers.conversion.intercept import CALLS, Subclassed, count, restore
 from sinkformers.conversion.settings import LEARNED, is_softmax, settings_of
 
@@ -78,7 +78,8 @@ def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
     if (others or same) and any(name != "forward" for name, _ in proven):
         return NOT_SELF, None
     names = (tuple(sorted(each)) for each in (queries, others, same))
-    return CONVERT, Plan(changes(type(module), found, proven), *names)
+    made = changes(type(module), found, proven)
+    return CONVERT, Plan(made, *names, digest(type(module), (change.method for change in made)))
 
 
 def _stays(place: Place) -> str | None:
