@@ -221,6 +221,74 @@ class PositionalAttention(Heads):
         return (query @ key.mT).softmax(-1, torch.float64) @ value
 
 
+class UnpackedAttention(Heads):
+    def forward(self, x):
+        one, two = x
+        return (self.heads(one)[0] @ self.heads(two)[1].mT).softmax(-1) @ self.heads(two)[2]
+
+
+class SubscriptAttention(Heads):
+    def forward(self, x):
+        return (self.heads(x[0])[0] @ self.heads(x[1])[1].mT).softmax(-1) @ self.heads(x[1])[2]
+
+
+class HalvesAttention(Heads):
+    def forward(self, x):
+        one, two = x.chunk(2, 1)
+        return (self.heads(one)[0] @ self.heads(two)[1].mT).softmax(-1) @ self.heads(two)[2]
+
+
+class MappedAttention(Heads):
+    def forward(self, x):
+        one, two = (self.heads(each) for each in x)
+        return (one[0] @ two[1].mT).softmax(-1) @ two[2]
+
+
+class KeywordAttention(Heads):
+    def forward(self, x, **given):
+        other = given.get("context", x)
+        return (self.heads(x)[0] @ self.heads(other)[1].mT).softmax(-1) @ self.heads(other)[2]
+
+
+class EncoderOutputAttention(Heads):
+    def forward(self, x, encoder_output=None):
+        other = x if encoder_output is None else encoder_output
+        return (self.heads(x)[0] @ self.heads(other)[1].mT).softmax(-1) @ self.heads(other)[2]
+
+
+class LoopAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = query @ key.mT
+        for _ in range(2):
+            weights = weights.softmax(-1)
+        return weights @ value
+
+
+class TransposedInPlaceAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        weights.transpose_(-1, -2)
+        return weights @ value
+
+
+class PartZeroAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        weights[..., 0] = 0
+        return weights @ value
+
+
+class ViewZeroAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        weights[..., 0].zero_()
+        return weights @ value
+
+
 class TriangleAttention(PlainAttention):
     def __init__(self):
         super().__init__()
@@ -242,6 +310,7 @@ SUPPORTED = [
     MergedAttention,
     TransposedAttention,
     OwnMethodAttention,
+    PositionalAttention,
 ]
 REFUSED = {
     GatedAttention: "pools, gates or normalises something else",
@@ -254,6 +323,15 @@ REFUSED = {
     LandmarkAttention: "another SoftMax",
     CrossAttention: "cross-attention",
     TriangleAttention: "causal",
+    UnpackedAttention: "different inputs",
+    SubscriptAttention: "different inputs",
+    HalvesAttention: "different inputs",
+    MappedAttention: "different inputs",
+    KeywordAttention: "different inputs",
+    LoopAttention: "inside of a loop",
+    TransposedInPlaceAttention: "in place",
+    PartZeroAttention: "in place",
+    ViewZeroAttention: "in place",
     OffByOneAttention: "neither is torch's nor",
     PrivateAttention: "neither is torch's nor",
     WrappedAttention: "neither is torch's nor",
@@ -436,8 +514,9 @@ def test_windows_of_finite_masks_stay_biases():
     assert_close(layer(x, bias)[..., :3, :], layer(x[:, :3]), atol=1e-12, rtol=0)
 
 
-def test_cross_attention_stays_softmax_even_if_square():
-    layer, x, other = OptionalAttention(), tokens(), tokens()
+@pytest.mark.parametrize("kind", [OptionalAttention, EncoderOutputAttention])
+def test_cross_attention_stays_softmax_even_if_square(kind):
+    layer, x, other = kind(), tokens(), tokens()
     before = layer(x, other)
     to_sinkformer(layer, 5)
     assert layer(x, other).equal(before)
