@@ -289,6 +289,14 @@ class ViewZeroAttention(Heads):
         return weights @ value
 
 
+class SingleAttention(Heads):
+    """SoftMax in single precision, which is given by position."""
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1, torch.float32).to(value.dtype) @ value
+
+
 class TriangleAttention(PlainAttention):
     def __init__(self):
         super().__init__()
@@ -355,6 +363,13 @@ def test_what_is_attention_is_converted(kind):
     to_sinkformer(layer, 5)
     assert_close(layer(x), expected, atol=1e-12, rtol=0)
     assert to_transformer(layer)(x).equal(before)
+
+
+def test_a_dtype_that_is_given_by_position_is_kept():
+    layer, x = SingleAttention(), tokens()
+    before = layer(x)
+    assert to_sinkformer(layer, 1)(x).equal(before)
+    assert (to_sinkformer(layer, 5)(x) - sinkhorn_by_hand(layer, x, 5)).abs().max() > 1e-12  # float32 rounds to 6e-8
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -86,7 +86,7 @@ def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
         return NOT_SELF, None
     names = (tuple(sorted(each)) for each in (queries, others, same))
     made = changes(type(module), found, proven)
-    return CONVERT, Plan(made, *names, digest(type(module), (change.method for change in made)))
+    return CONVERT, Plan(made, *names, digest=digest(type(module), (change.method for change in made)))
 
 
 def _stays(place: Place) -> str | None:
