@@ -17,7 +17,7 @@ from sinkformers.conversion.inline_source import Method, method
 
 # Arguments that are no tokens, though they may reach keys and not queries: positions, masks, caches. What is no tensor
 # needs no mention here.
-_NO_TOKENS = re.compile(r"pos|past|cache|mask|bias|freq|^cos|^sin|^rel|_rel|^seg|^output_")
+_NO_TOKENS = re.compile(r"pos|past|cache|mask|bias|freq|^cos|^sin|^rel|_rel|^seg|^output_|^attn_prompt")
 _EMBEDDINGS = re.compile(r"emb")
 _OTHERS = re.compile(r"encoder|context|memory|cross|source|src|key|kv", re.IGNORECASE)  # whose embeddings are tokens
 _SPLITS = ("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit")
