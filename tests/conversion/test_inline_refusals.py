@@ -1,6 +1,10 @@
 """What is no attention among tokens is left alone, by what its code says, and checked again when it runs."""
 
 import copy
+import functools
+import importlib
+import pickle
+import sys
 
 import pytest
 import torch
@@ -157,6 +161,142 @@ class PairAttention(Heads):
         return (queries @ keys.mT).softmax(-1) @ values
 
 
+class OwnMethodAttention(Heads):
+    def attend(self, query, key, value):
+        return (query @ key.mT).softmax(-1) @ value
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return self.attend(query, key, value)
+
+
+class OffByOneSoftmax(nn.Softmax):
+    def forward(self, input):
+        weights = (input - input.amax(-1, keepdim=True)).exp()
+        return weights / (1 + weights.sum(-1, keepdim=True))
+
+
+class OffByOneAttention(Heads):
+    def __init__(self):
+        super().__init__()
+        self.normalise = OffByOneSoftmax(dim=-1)
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return self.normalise(query @ key.mT) @ value
+
+
+class PrivateAttention(Heads):
+    __scale = 0.3
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return torch.softmax(self.__scale * query @ key.mT, -1) @ value
+
+
+def twice(function):
+    @functools.wraps(function)
+    def doubled(*args):
+        return 2 * function(*args)
+
+    return doubled
+
+
+class WrappedAttention(Heads):
+    @torch.no_grad()
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1) @ value
+
+
+WrappedAttention.forward = twice(WrappedAttention.forward)
+
+
+class PositionalAttention(Heads):
+    """Arguments by position only, and a decorator."""
+
+    @torch.no_grad()
+    def forward(self, x, /):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1, torch.float64) @ value
+
+
+class UnpackedAttention(Heads):
+    def forward(self, x):
+        one, two = x
+        return (self.heads(one)[0] @ self.heads(two)[1].mT).softmax(-1) @ self.heads(two)[2]
+
+
+class SubscriptAttention(Heads):
+    def forward(self, x):
+        return (self.heads(x[0])[0] @ self.heads(x[1])[1].mT).softmax(-1) @ self.heads(x[1])[2]
+
+
+class HalvesAttention(Heads):
+    def forward(self, x):
+        one, two = x.chunk(2, 1)
+        return (self.heads(one)[0] @ self.heads(two)[1].mT).softmax(-1) @ self.heads(two)[2]
+
+
+class MappedAttention(Heads):
+    def forward(self, x):
+        one, two = (self.heads(each) for each in x)
+        return (one[0] @ two[1].mT).softmax(-1) @ two[2]
+
+
+class KeywordAttention(Heads):
+    def forward(self, x, **given):
+        other = given.get("context", x)
+        return (self.heads(x)[0] @ self.heads(other)[1].mT).softmax(-1) @ self.heads(other)[2]
+
+
+class EncoderOutputAttention(Heads):
+    def forward(self, x, encoder_output=None):
+        other = x if encoder_output is None else encoder_output
+        return (self.heads(x)[0] @ self.heads(other)[1].mT).softmax(-1) @ self.heads(other)[2]
+
+
+class LoopAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = query @ key.mT
+        for _ in range(2):
+            weights = weights.softmax(-1)
+        return weights @ value
+
+
+class TransposedInPlaceAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        weights.transpose_(-1, -2)
+        return weights @ value
+
+
+class PartZeroAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        weights[..., 0] = 0
+        return weights @ value
+
+
+class ViewZeroAttention(Heads):
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        weights[..., 0].zero_()
+        return weights @ value
+
+
+class SingleAttention(Heads):
+    """SoftMax in single precision, which is given by position."""
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1, torch.float32).to(value.dtype) @ value
+
+
 class TriangleAttention(PlainAttention):
     def __init__(self):
         super().__init__()
@@ -171,7 +311,15 @@ def tokens(n=7):
     return torch.randn(3, n, SIZE, dtype=torch.float64)
 
 
-SUPPORTED = [PlainAttention, SoftCapAttention, EinsumAttention, MergedAttention, TransposedAttention]
+SUPPORTED = [
+    PlainAttention,
+    SoftCapAttention,
+    EinsumAttention,
+    MergedAttention,
+    TransposedAttention,
+    OwnMethodAttention,
+    PositionalAttention,
+]
 REFUSED = {
     GatedAttention: "pools, gates or normalises something else",
     SummaryAttention: "pools, gates or normalises something else",
@@ -183,6 +331,18 @@ REFUSED = {
     LandmarkAttention: "another SoftMax",
     CrossAttention: "cross-attention",
     TriangleAttention: "causal",
+    UnpackedAttention: "different inputs",
+    SubscriptAttention: "different inputs",
+    HalvesAttention: "different inputs",
+    MappedAttention: "different inputs",
+    KeywordAttention: "different inputs",
+    LoopAttention: "inside of a loop",
+    TransposedInPlaceAttention: "in place",
+    PartZeroAttention: "in place",
+    ViewZeroAttention: "in place",
+    OffByOneAttention: "neither is torch's nor",
+    PrivateAttention: "neither is torch's nor",
+    WrappedAttention: "neither is torch's nor",
     Mixer: "No attention was found at all",
 }
 
@@ -205,12 +365,40 @@ def test_what_is_attention_is_converted(kind):
     assert to_transformer(layer)(x).equal(before)
 
 
+def test_a_dtype_that_is_given_by_position_is_kept():
+    layer, x = SingleAttention(), tokens()
+    before = layer(x)
+    assert to_sinkformer(layer, 1)(x).equal(before)
+    assert (to_sinkformer(layer, 5)(x) - sinkhorn_by_hand(layer, x, 5)).abs().max() > 1e-12  # float32 rounds to 6e-8
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_not_is_refused_with_its_reason(kind):
     layer = kind()
     with pytest.raises(ValueError, match=f"(?s)has no bidirectional self-attention.*{REFUSED[kind]}"):
         to_sinkformer(layer)
     assert type(layer) is kind
+
+
+class SdpaAttention(Heads):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(*self.heads(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "adapter", "name"),
+    [
+        (PlainAttention(), None, "forward"),
+        (OwnMethodAttention(), None, "attend"),
+        (SdpaAttention(), "sdpa", "forward"),
+        (nn.MultiheadAttention(SIZE, 2), None, "forward"),
+    ],
+)
+def test_methods_set_on_the_module_are_refused(layer, adapter, name):
+    """A class does not replace them: conversion would have no effect."""
+    setattr(layer, name, getattr(layer, name))
+    with pytest.raises(ValueError, match=f"its {name} is set on the module itself"):
+        to_sinkformer(layer, adapter=adapter)
 
 
 def test_code_that_is_not_in_its_file_is_not_converted():
@@ -220,6 +408,54 @@ def test_code_that_is_not_in_its_file_is_not_converted():
     changed.forward = namespace["forward"]
     with pytest.raises(ValueError, match=r"ChangedAttention.*neither is torch's nor"):
         to_sinkformer(changed())
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+class FileAttention(nn.Module):
+    def forward(self, x):
+        return (2.0 * x @ x.mT).softmax(-1) @ x
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A module of Python in a file, which can be changed."""
+    path = tmp_path / "attention_in_a_file.py"
+    path.write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path, importlib.import_module("attention_in_a_file")
+    sys.modules.pop("attention_in_a_file")
+
+
+def test_a_file_that_was_changed_is_not_read(file):
+    path, module = file
+    layer = to_sinkformer(module.FileAttention())
+    path.write_text(SOURCE.replace("2.0", "99.0"))
+    to_transformer(layer)
+    with pytest.raises(ValueError, match="neither is torch's nor"):
+        to_sinkformer(layer)
+
+
+def test_methods_that_are_replaced_are_read_again(file):
+    _, module = file
+    to_sinkformer(module.FileAttention())
+    module.FileAttention.forward = twice(module.FileAttention.forward)
+    with pytest.raises(ValueError, match="neither is torch's nor"):
+        to_sinkformer(module.FileAttention())
+
+
+def test_a_pickle_does_not_meet_other_code(file):
+    path, module = file
+    pickled = pickle.dumps(to_sinkformer(module.FileAttention()))
+    assert isinstance(pickle.loads(pickled), module.FileAttention)
+    path.write_text(SOURCE.replace("2.0 * x @ x.mT", "(2.0 * x) @ (x + 1).mT + 3"))
+    importlib.invalidate_caches()
+    importlib.reload(module)
+    with pytest.raises(RuntimeError, match="the code of FileAttention is not the code that was converted"):
+        pickle.loads(pickled)
 
 
 @pytest.mark.parametrize("mask", [-torch.inf, torch.finfo(torch.float64).min, -1e30, -1e9, -1e4])
@@ -254,6 +490,27 @@ def test_causal_masks_are_refused(mask):
         layer(x, bias)
 
 
+def later_hidden(sample):
+    bias = torch.zeros(3, 1, 7, 7, dtype=torch.float64)
+    bias[sample] = torch.full((7, 7), -100.0, dtype=torch.float64).triu(1)
+    return bias
+
+
+@pytest.mark.parametrize("case", ["padding elsewhere", "padding beside it", "reverse", "one sample", "window"])
+def test_finite_numbers_that_order_the_tokens_of_one_sample_are_refused(case):
+    layer, x, bias = to_sinkformer(PlainAttention(), 3), tokens(), later_hidden(1)
+    if case == "padding elsewhere":
+        bias[2, ..., 5:] = -torch.inf
+    elif case == "padding beside it":
+        bias[1, ..., 5:] = -torch.inf
+    elif case == "reverse":
+        bias = bias.mT
+    elif case == "window":
+        bias = bias.masked_fill(torch.ones(7, 7).tril(-3).bool(), -torch.inf)
+    with pytest.raises(NotImplementedError, match="a finite number hides later tokens from earlier ones"):
+        layer(x, bias)
+
+
 def test_a_token_that_only_reads_is_no_padding():
     """It sees all others, and they do not see it: a mask that orders the tokens."""
     layer, x = to_sinkformer(PlainAttention(), 3), tokens()
@@ -272,8 +529,9 @@ def test_windows_of_finite_masks_stay_biases():
     assert_close(layer(x, bias)[..., :3, :], layer(x[:, :3]), atol=1e-12, rtol=0)
 
 
-def test_cross_attention_stays_softmax_even_if_square():
-    layer, x, other = OptionalAttention(), tokens(), tokens()
+@pytest.mark.parametrize("kind", [OptionalAttention, EncoderOutputAttention])
+def test_cross_attention_stays_softmax_even_if_square(kind):
+    layer, x, other = kind(), tokens(), tokens()
     before = layer(x, other)
     to_sinkformer(layer, 5)
     assert layer(x, other).equal(before)

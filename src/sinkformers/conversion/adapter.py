@@ -81,6 +81,14 @@ def is_pooling(place: Place) -> bool:
     return any(_POOLING.search(type(module).__name__) for module in around)
 
 
+def set_on_instance(module: nn.Module, names: Iterable[str] = ("forward",)) -> str | None:
+    """Return the reason not to convert a module by another class, if it has methods of its own, which would go on."""
+    found = [name for name in names if name in module.__dict__]
+    if not found:
+        return None
+    return f"its {found[0]} is set on the module itself, as hooks of accelerate are: replacing the class has no effect"
+
+
 @functools.cache
 def names_used(kind: type[nn.Module]) -> frozenset[str]:
     """Return the global and attribute names in the code of a class's `forward`; none if it is not Python."""

@@ -2,7 +2,7 @@
 
 import ast
 import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -40,20 +40,33 @@ def _site(node: ast.Call, module: nn.Module, found: Method) -> Site | None:
     keywords = {each.arg: each.value for each in node.keywords}
     given = list(node.args)
     if function in _SOFTMAX and given:
+        known = len(given) <= 2 and set(keywords) <= {
+            "dim",
+            "dtype",
+            "_stacklevel",
+        }  # the third is not the same in both
         dim = keywords.get("dim", given[1] if len(given) == 2 else None)
-        return Site(node, given[0], number(dim), keywords.get("dtype"))
-    if isinstance(function, nn.Softmax) and len(given) == 1:
+        return Site(node, given[0], number(dim) if known else None, keywords.get("dtype"))
+    if _is_softmax_module(function) and len(given) == 1:
         return Site(node, given[0], function.dim)
     if isinstance(node.func, ast.Call) and resolve(node.func.func, module, found) is nn.Softmax and len(given) == 1:
         dims = [*node.func.args, *(each.value for each in node.func.keywords)]
         return Site(node, given[0], number(dims[0]) if dims else None)
     if isinstance(node.func, ast.Attribute) and function is None and node.func.attr == "softmax":
         dim = keywords.get("dim", given[0] if given else None)
-        return Site(node, node.func.value, number(dim), keywords.get("dtype"))
+        known = len(given) <= 2 and set(keywords) <= {"dim", "dtype"}
+        dtype = keywords.get("dtype", given[1] if len(given) == 2 else None)
+        return Site(node, node.func.value, number(dim) if known else None, dtype)
     owner = getattr(function, "__self__", None)  # DeBERTa's SoftMax with a mask, an autograd function
     if isinstance(owner, type) and owner.__name__ == "XSoftmax" and len(given) == 3:
         return Site(node, given[0], number(given[2]), mask=given[1])
     return None
+
+
+def _is_softmax_module(function: Any) -> TypeGuard[nn.Softmax]:
+    """Return whether a module computes SoftMax as torch's does: a subclass may have a forward of its own."""
+    plain = isinstance(function, nn.Softmax) and type(function).forward is nn.Softmax.forward
+    return plain and "forward" not in vars(function)
 
 
 def resolve(node: ast.expr, module: nn.Module, found: Method) -> Any:

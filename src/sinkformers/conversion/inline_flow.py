@@ -15,16 +15,20 @@ from torch import nn
 from sinkformers.conversion.inline_calls import Site, is_matmul, keeps_weights, number, resolve, softmax_calls
 from sinkformers.conversion.inline_source import Method, method
 
-# Arguments that are no tokens: positions, masks, caches, sizes, switches.
-_NO_TOKENS = re.compile(
-    r"pos|past|cache|mask|bias|emb|freq|^cos|^sin|output|layer|head|kwargs|size|shape|height|width|dim|attn|rel|len|seg"
-)
+# Arguments that are no tokens, though they may reach keys and not queries: positions, masks, caches. What is no tensor
+# needs no mention here.
+_NO_TOKENS = re.compile(r"pos|past|cache|mask|bias|freq|^cos|^sin|^rel|_rel|^seg|^output_|^attn_prompt")
+_EMBEDDINGS = re.compile(r"emb")
+_OTHERS = re.compile(r"encoder|context|memory|cross|source|src|key|kv", re.IGNORECASE)  # whose embeddings are tokens
+_SPLITS = ("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit")
+_SEQUENCES = ("list", "tuple", "iter", "map", "reversed")
 _SHAPES = ("shape", "dtype", "device", "ndim", "size", "dim")
-_KEEP = ("to", "type", "type_as", "float", "half", "double", "contiguous", "clone", "masked_fill", "masked_fill_")
+_KEEP = ("to", "type", "type_as", "float", "half", "double", "contiguous", "clone", "masked_fill")
 _VIEW = ("view", "reshape", "view_as", "reshape_as", "unsqueeze", "squeeze", "flatten", "unflatten")
 _SWAPS = ({(-1, -2), (-2, -1)}, {(0, 2, 1)})
 
 
+ANY = "*"  # before the name of a source that holds any number of arguments
 Key = tuple[str, int]  # the name of a method, and the number of a SoftMax call in it
 
 
@@ -46,6 +50,7 @@ class Value(NamedTuple):
     left: frozenset[str] = frozenset()  # those of the first factors of products
     right: frozenset[str] = frozenset()  # those of their second factors
     unclear: bool = False  # which of the sources it comes from is not known
+    bare: bool = False  # an argument as it is, or the parts of one: each of them is a source of its own
 
     def join(self, other: "Value") -> "Value":
         parts: Any = [one | two for one, two in zip(self, other, strict=True)]  # pyright: ignore[reportOperatorIssue]
@@ -59,6 +64,8 @@ class Findings:
         self.sites: dict[Key, Site] = {}
         self.scores: dict[Key, Value] = {}
         self.proven: set[Key] = set()  # sites whose weights are multiplied with values
+        self.looped: set[Key] = set()  # sites inside of loops, which may be given their own weights
+        self.changed: set[Key] = set()  # sites whose weights are changed in place
         self.operands: list[tuple[str, ast.expr]] = []  # viewed weights in such products: checked when they run
 
 
@@ -68,18 +75,31 @@ def findings(module: nn.Module) -> Findings | None:
     if forward is None:
         return None
     found = Findings()
-    tokens = {name for name in forward.parameters if not _NO_TOKENS.search(name)}
-    names = {name: Value(sources=frozenset({name} & tokens)) for name in forward.parameters}
+    tokens = {name for name in forward.parameters if _may_be_tokens(name)}
+    names = {name: Value(sources=frozenset({name} & tokens), bare=True) for name in forward.parameters}
+    rest = (forward.tree.args.vararg, forward.tree.args.kwarg)
+    names |= {each.arg: Value(sources=frozenset({ANY + each.arg})) for each in rest if each is not None}
     _Flow(module, forward, names, found, ())
     return found
+
+
+def _may_be_tokens(name: str) -> bool:
+    return not _NO_TOKENS.search(name) and (not _EMBEDDINGS.search(name) or bool(_OTHERS.search(name)))
 
 
 class _Flow:
     """The flow of data through one method, whose arguments have these values."""
 
     def __init__(
-        self, module: nn.Module, method: Method, names: dict[str, Value], found: Findings, callers: tuple[str, ...]
+        self,
+        module: nn.Module,
+        method: Method,
+        names: dict[str, Value],
+        found: Findings,
+        callers: tuple[str, ...],
+        loops: int = 0,
     ) -> None:
+        self.loops = loops
         self.module, self.method, self.names, self.found = module, method, names, found
         self.callers = (*callers, method.tree.name)
         self.sites = {(method.tree.name, number): site for number, site in enumerate(softmax_calls(module, method))}
@@ -108,11 +128,14 @@ class _Flow:
         elif isinstance(statement, ast.Return) and statement.value is not None:
             self.returns = self.returns.join(self._value(statement.value))
         else:
+            loop = isinstance(statement, ast.For | ast.AsyncFor | ast.While)
+            self.loops += loop
             for field in ast.iter_child_nodes(statement):
                 if isinstance(field, ast.expr):
                     self._value(field)
             for block in ("body", "orelse", "finalbody"):
                 self._block(getattr(statement, block, []))
+            self.loops -= loop
 
     def _assign(self, target: ast.expr, node: ast.expr, value: Value, adds: bool) -> None:
         if isinstance(target, ast.Tuple | ast.List):
@@ -120,17 +143,44 @@ class _Flow:
             same = same and not any(isinstance(part, ast.Starred) for part in (*node.elts, *target.elts))  # pyright: ignore[reportAttributeAccessIssue]
             for position, each in enumerate(target.elts):
                 part = node.elts[position] if same else node  # pyright: ignore[reportAttributeAccessIssue]
-                self._assign(each, part, self._value(part) if same else _part(value), adds)
+                self._assign(each, part, self._value(part) if same else _part(value, str(position)), adds)
         elif isinstance(target, ast.Name):
             if adds:  # of weights and something else it is not known what becomes
                 value = self.names.get(target.id, Value()).join(value)._replace(weights=frozenset())
             self.names[target.id] = value
+        else:
+            self._changes(target)
+
+    def _changes(self, target: ast.expr) -> None:
+        """Note the weights that a change of this expression, in place, changes: it may be a part or a view of them."""
+        self.found.changed |= {each.site for each in self._value(target).weights}
+        if isinstance(target, ast.Attribute | ast.Subscript | ast.Starred):
+            self._changes(target.value)
+        elif isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+            self._changes(target.func.value)
 
     def _value(self, node: ast.expr) -> Value:
         """Return what is known of an expression, and note products of weights with values in it."""
+        value = self._known(node)
+        if not value.bare or isinstance(node, ast.Name | ast.IfExp | ast.BoolOp) or self._keeps_parts(node):
+            return value
+        return value._replace(bare=False)
+
+    def _keeps_parts(self, node: ast.expr) -> bool:
+        """Return whether an expression splits an argument, or does the same with each of its parts."""
+        if isinstance(node, ast.GeneratorExp | ast.ListComp):
+            return any(self._value(each.iter).bare for each in node.generators)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SPLITS:
+            return any(self._value(each).bare for each in (node.func.value, *node.args))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SEQUENCES:
+            return any(self._value(each).bare for each in node.args)
+        return False
+
+    def _known(self, node: ast.expr) -> Value:
         for key, site in self.sites.items():
             if site.call is node:
                 scores = self._value(site.scores)
+                self.found.looped |= {key} if self.loops else set()
                 self.found.scores[key] = scores.join(self.found.scores.get(key, Value()))
                 return scores._replace(weights=frozenset([Weights(key)]), softmax=True)
         if isinstance(node, ast.Name):
@@ -142,6 +192,8 @@ class _Flow:
             if node.attr == "mT":
                 return _transposed(inner)
             return inner._replace(weights=frozenset())
+        if isinstance(node, ast.Subscript) and self._value(node.value).bare:
+            return _part(self._value(node.value), ast.unparse(node.slice))
         if isinstance(node, ast.IfExp):
             return self._value(node.body).join(self._value(node.orelse))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
@@ -163,6 +215,10 @@ class _Flow:
     def _call(self, node: ast.Call) -> Value:
         target = node.func
         function = resolve(target, self.module, self.method)
+        name = target.attr if isinstance(target, ast.Attribute) else ""
+        if name.endswith("_") and not name.endswith("__"):
+            for each in (target.value, *node.args[:1]):  # pyright: ignore[reportAttributeAccessIssue]
+                self._changes(each)
         if isinstance(target, ast.Attribute) and function is None:  # a method of a tensor
             return self._tensor_method(target, node)
         if is_matmul(function):
@@ -183,7 +239,7 @@ class _Flow:
         names = {name: Value() for name in inner.parameters}
         names |= {name: self._value(each) for name, each in zip(inner.parameters, node.args, strict=False)}
         names |= {each.arg: self._value(each.value) for each in node.keywords if each.arg in names}
-        return _Flow(self.module, inner, names, self.found, self.callers).returns
+        return _Flow(self.module, inner, names, self.found, self.callers, self.loops).returns
 
     def _tensor_method(self, target: ast.Attribute, node: ast.Call) -> Value:
         base = self._value(target.value)
@@ -246,8 +302,10 @@ def _joined(values: list[Value]) -> Value:
     return found
 
 
-def _part(value: Value) -> Value:
-    """Return what is known of one of the results of a call: of queries, keys and values, which is which is not."""
+def _part(value: Value, part: str) -> Value:
+    """Return what is known of a part: of an argument it is a source of its own; otherwise which is which is not."""
+    if value.bare:
+        return Value(sources=frozenset(f"{each}[{part}]" for each in value.sources))
     return value._replace(weights=frozenset(), unclear=value.unclear or len(value.sources) > 1)
 
 

@@ -7,6 +7,7 @@ as minus infinity, but column steps divide any finite number away, so that it ha
 import torch
 from torch import Tensor
 
+from sinkformers.attention.one_way import is_one_way
 from sinkformers.core.modes import readable
 
 # A score at or below this is masked: −10,000 is the smallest mask in use, plus a score of up to 1,000.
@@ -49,19 +50,28 @@ def allowed_entries(
             f"divide a finite mask away; got {scores[(scores <= PLAUSIBLE) & ~masked].max().item():g}. {_REMEDY}"
         )
     allowed = ~masked
+    joined = _over_heads(allowed, heads)
     seen = _over_heads(allowed & (scores >= scores.amax(-1, keepdim=True) - FAR), heads)
-    if bool((_over_heads(allowed, heads).any(-2) & ~seen.any(-2)).any()):
+    if bool((joined.any(-2) & ~seen.any(-2)).any()):
         raise ValueError(
             f"{caller}: a key is hidden from every query by a finite number, since its weights under SoftMax are less "
             f"than exp(-{FAR:g}) in all heads; column steps would divide that away and attend to it. {_REMEDY}"
         )
-    n, m = seen.shape[-2:]
-    if not allow_one_way and n == m and n > 2 and not bool(masked.any()) and torch.equal(seen, seen.tril()):
+    if not allow_one_way and _orders_by_finite_numbers(joined, seen):
         raise NotImplementedError(
-            f"{caller}: a finite number hides later tokens from earlier ones, as in a causal mask; outputs would "
-            f"depend on tokens that it hides. {_REMEDY}"
+            f"{caller}: a finite number hides later tokens from earlier ones, as in a causal mask, or the reverse; "
+            f"outputs would depend on tokens that it hides. {_REMEDY}"
         )
     return allowed if bool(masked.any()) else None
+
+
+def _orders_by_finite_numbers(allowed: Tensor, seen: Tensor) -> bool:
+    """Return whether, among the pairs of tokens that no mask separates, finite numbers order the tokens of a sample."""
+    if allowed.shape[-1] != allowed.shape[-2] or torch.equal(allowed, seen):
+        return False
+    valid = allowed.any(-1) & allowed.any(-2)
+    # Pairs that a mask hides on either side are its own affair: whether it orders the tokens is asked later.
+    return is_one_way(seen | ~(allowed & allowed.mT), valid, valid)
 
 
 def without_self_padding(allowed: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 import ast
 import copy
 import functools
+import hashlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -34,6 +36,14 @@ class Plan(NamedTuple):
     queries: tuple[str, ...]  # tokens that queries come from
     others: tuple[str, ...]  # tokens that only keys come from: None in self-attention, or one of those
     same: tuple[str, ...]  # where queries and keys share no argument, or which is not known: all the same tensor
+    digest: str  # of the code that positions are in
+
+
+def digest(kind: type[nn.Module], names: Iterable[str]) -> str:
+    """Return a digest of the code of methods. A plan may be unpickled where the code is another."""
+    trees = (None if (found := method(kind, name)) is None else found.tree for name in sorted(set(names)))
+    source = "\n".join("" if tree is None else ast.unparse(tree) for tree in trees)
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def changes(kind: type[nn.Module], found: Findings, sites: list[Key]) -> tuple[Change, ...]:
@@ -65,8 +75,18 @@ def rewritten(kind: type[nn.Module], plan: Plan) -> dict[str, Any]:
                 f"sinkformers: the source of {kind.__name__}.{name} cannot be read, or is not that of the code that "
                 "runs, so its SoftMax cannot be replaced. Convert the model where its source is installed."
             )
+        _check_code(kind, plan)
         made[name] = compiled(_changed(found, plan))
     return made
+
+
+def _check_code(kind: type[nn.Module], plan: Plan) -> None:
+    if digest(kind, (change.method for change in plan.changes)) != plan.digest:
+        raise RuntimeError(
+            f"sinkformers: the code of {kind.__name__} is not the code that was converted, as after another version of "
+            "its library was installed, so it is not known which of its calls to replace. Load the weights into a new "
+            "model, and convert that."
+        )
 
 
 def _changed(found: Method, plan: Plan) -> Method:
@@ -79,7 +99,9 @@ def _changed(found: Method, plan: Plan) -> Method:
             replaced[id(nodes[change.call])] = _call(nodes, change, own, guarded)
     tree = _Replace(replaced).visit(tree)
     if guarded:
-        names = ", ".join(f"({''.join(name + ', ' for name in each)})" for each in plan[1:])
+        names = ", ".join(
+            f"({''.join(name + ', ' for name in each)})" for each in (plan.queries, plan.others, plan.same)
+        )
         tree.body.insert(0, ast.parse(f"{_CROSS} = {own}.{CROSSES}({names})").body[0])
         ast.copy_location(tree.body[0], tree.body[1])
         for node in ast.walk(tree.body[0]):

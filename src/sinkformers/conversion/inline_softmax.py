@@ -23,11 +23,12 @@ from sinkformers.conversion.adapter import (
     Place,
     is_pooling,
     names_used,
+    set_on_instance,
 )
 from sinkformers.conversion.attend import WARNED, normalise
-from sinkformers.conversion.inline_flow import Findings, findings
+from sinkformers.conversion.inline_flow import ANY, Findings, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
-from sinkformers.conversion.inline_rewrite import Plan, changes, rewritten
+from sinkformers.conversion.inline_rewrite import Plan, changes, digest, rewritten
 from sinkformers.conversion.intercept import CALLS, Subclassed, count, restore
 from sinkformers.conversion.settings import LEARNED, is_softmax, settings_of
 
@@ -37,6 +38,8 @@ NO_VALUES = "its SoftMax is not multiplied with values: it pools, gates or norma
 NO_SCORES = "its SoftMax is not of a product of queries and keys"
 ANOTHER = "it has another SoftMax, which is not multiplied with values: this is not plain attention"
 NOT_SELF = "its queries and keys come from different inputs"
+LOOP = "its SoftMax is inside of a loop, which may apply it to its own weights"
+IN_PLACE = "it changes the weights of its SoftMax in place"
 REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
 BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
 _RATIO = re.compile(r"(^|_)(sr|reduction)_ratio|(^|_)stride")
@@ -50,7 +53,8 @@ def _recognise(place: Place) -> str | None:
     found = findings(place.module)
     if found is None or not found.sites:
         return None
-    return _stays(place) or _examined(place.module, found)[0]
+    own = set_on_instance(place.module, {"forward", *(name for name, _ in found.sites)})
+    return _stays(place) or own or _examined(place.module, found)[0]
 
 
 def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
@@ -61,22 +65,28 @@ def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
         return OTHER_AXIS, None
     if not proven:
         return NO_VALUES, None
-    if len(proven) < len(last):
+    if len(proven) < len(last) or any(site.dim is None for site in found.sites.values()):
         return ANOTHER, None
+    if found.looped.intersection(proven):
+        return LOOP, None
+    if found.changed.intersection(proven):
+        return IN_PLACE, None
     scores = [found.scores[key] for key in proven]
     if not all(value.product for value in scores):
         return NO_SCORES, None
     queries = frozenset().union(*(value.left for value in scores))
     keys = frozenset().union(*(value.right for value in scores))
-    if not queries or not keys:
+    if not queries or not keys or any(name.startswith(ANY) for name in queries | keys):
         return NOT_SELF, None
     apart = not queries & keys or any(value.unclear for value in scores)
     others, same = (frozenset(), queries | keys) if apart else (keys - queries, frozenset())
     same = same if len(same) > 1 else frozenset()
-    if (others or same) and any(name != "forward" for name, _ in proven):
+    asked = (others and queries) | others | same
+    if asked and (any(name != "forward" for name, _ in proven) or any("[" in name for name in asked)):
         return NOT_SELF, None
     names = (tuple(sorted(each)) for each in (queries, others, same))
-    return CONVERT, Plan(changes(type(module), found, proven), *names)
+    made = changes(type(module), found, proven)
+    return CONVERT, Plan(made, *names, digest=digest(type(module), (change.method for change in made)))
 
 
 def _stays(place: Place) -> str | None:

@@ -7,6 +7,8 @@ import ast
 import functools
 import inspect
 import linecache
+import os
+import re
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ class Method(NamedTuple):
     @property
     def own(self) -> str:
         """Return what the method calls `self`."""
-        return self.tree.args.args[0].arg
+        return (*self.tree.args.posonlyargs, *self.tree.args.args)[0].arg
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -30,22 +32,63 @@ class Method(NamedTuple):
         return tuple(each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))[1:]
 
 
-@functools.cache
 def method(kind: type[nn.Module], name: str) -> Method | None:
     """Return a method of a class, or None if its source is not available, or is not what is running."""
-    function: Any = inspect.unwrap(getattr(kind, name, None) or _nothing)
-    code = getattr(function, "__code__", None)
-    if not isinstance(function, FunctionType) or code is None or function is _nothing or code.co_freevars:
+    outer: Any = getattr(kind, name, None)
+    function: Any = None if outer is None else inspect.unwrap(outer)
+    if not isinstance(function, FunctionType) or function.__code__.co_freevars:
         return None
-    running = _running(code.co_filename).get((code.co_name, code.co_firstlineno))
-    if running is None or not _same(running[1], code) or not running[0].args.args:
-        return None
-    return Method(function, running[0])
+    return _method(outer, function, _stamp(function.__code__.co_filename))
 
 
 @functools.cache
-def _running(file: str) -> dict[tuple[str, int], tuple[ast.FunctionDef, CodeType]]:
+def _method(outer: Any, function: FunctionType, stamp: tuple[int, int] | None) -> Method | None:
+    code = function.__code__
+    running = _running(code.co_filename, stamp).get((code.co_name, code.co_firstlineno))
+    if running is None or not _same(running[1], code):
+        return None
+    tree = running[0]
+    if not (*tree.args.posonlyargs, *tree.args.args) or _has_private_names(tree):
+        return None
+    if outer is not function or tree.decorator_list:
+        try:
+            again = _decorated(function, tree.decorator_list, function)
+        except Exception:  # a name of the class's body, for instance, which cannot be read here
+            return None
+        if _layers(again) != _layers(outer):
+            return None  # it was wrapped after its definition, which a compiled method would lose
+    return Method(function, tree)
+
+
+def _has_private_names(tree: ast.FunctionDef) -> bool:
+    """Return whether a method has names such as `__scale`, which Python only resolves inside of the class."""
+    names = (value for node in ast.walk(tree) for _, value in ast.iter_fields(node) if isinstance(value, str))
+    return any(re.fullmatch(r"__\w*(?<!__)", name) is not None for name in names)
+
+
+def _layers(function: Any) -> list[Any]:
+    """Return the code of the functions around a function, outermost first."""
+    codes = []
+    while hasattr(function, "__wrapped__"):
+        codes.append(getattr(function, "__code__", None))
+        function = function.__wrapped__
+    return codes
+
+
+def _stamp(file: str) -> tuple[int, int] | None:
+    """Return what changes when a file does, or None if there is no such file, as in notebooks."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@functools.cache
+def _running(file: str, stamp: tuple[int, int] | None) -> dict[tuple[str, int], tuple[ast.FunctionDef, CodeType]]:
     """Return the functions in a file, as syntax trees and compiled, by name and first line."""
+    if stamp is not None:
+        linecache.checkcache(file)
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
         codes = [compile(tree, file, "exec", dont_inherit=True)]
@@ -72,14 +115,15 @@ def compiled(changed: Method) -> Any:
     function = namespace[tree.name]
     function.__defaults__, function.__kwdefaults__ = original.__defaults__, original.__kwdefaults__
     function.__doc__, function.__qualname__ = original.__doc__, original.__qualname__
+    return _decorated(function, decorators, original)
+
+
+def _decorated(function: Any, decorators: list[ast.expr], original: Any) -> Any:
+    """Return a function with the decorators of another."""
     for decorator in reversed(decorators):
         source = compile(ast.Expression(decorator), original.__code__.co_filename, "eval")
         function = eval(source, original.__globals__)(function)
     return function
-
-
-def _nothing() -> None:
-    """Stand for a method that does not exist."""
 
 
 def _compile(changed: Method) -> CodeType:
@@ -97,4 +141,18 @@ def _compile(changed: Method) -> CodeType:
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
-    return one.co_code == other.co_code and one.co_names == other.co_names and one.co_varnames == other.co_varnames
+    names = one.co_names == other.co_names and one.co_varnames == other.co_varnames
+    return one.co_code == other.co_code and names and _same_constants(one.co_consts, other.co_consts)
+
+
+def _same_constants(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return len(one) == len(other) and all(
+        _same(each, its) if isinstance(each, CodeType) and isinstance(its, CodeType) else _same_constant(each, its)
+        for each, its in zip(one, other, strict=True)
+    )
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return _same_constants(one, other)
+    return type(one) is type(other) and (one == other if isinstance(one, frozenset) else repr(one) == repr(other))

@@ -1,12 +1,23 @@
 """The adapters for timm, vit-pytorch, x-transformers and any module that calls SDPA; none of them is imported."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
 
-from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, names_used
+from sinkformers.conversion.adapter import (
+    CAUSAL,
+    CONVERT,
+    CROSS,
+    POOLING,
+    Adapter,
+    Place,
+    is_pooling,
+    names_used,
+    set_on_instance,
+)
 from sinkformers.conversion.intercept import intercept_attention, intercept_softmax, restore
 
 _SDPA = "scaled_dot_product_attention"
@@ -64,7 +75,17 @@ def _calls_sdpa(place: Place) -> str | None:
     return CONVERT if _SDPA in names_used(type(place.module)) else None
 
 
-TIMM = Adapter("timm", _timm, intercept_softmax, restore)
-VIT_PYTORCH = Adapter("vit-pytorch", _vit_pytorch, intercept_softmax, restore)
-X_TRANSFORMERS = Adapter("x-transformers", _x_transformers, intercept_softmax, restore)
-SDPA = Adapter("sdpa", _calls_sdpa, intercept_attention, restore)
+def _on_class(recognise: Callable[[Place], str | None]) -> Callable[[Place], str | None]:
+    """Return a function that recognises the same modules, and refuses those that would not run the class's code."""
+
+    def recognise_on_class(place: Place) -> str | None:
+        verdict = recognise(place)
+        return set_on_instance(place.module) or CONVERT if verdict == CONVERT else verdict
+
+    return recognise_on_class
+
+
+TIMM = Adapter("timm", _on_class(_timm), intercept_softmax, restore)
+VIT_PYTORCH = Adapter("vit-pytorch", _on_class(_vit_pytorch), intercept_softmax, restore)
+X_TRANSFORMERS = Adapter("x-transformers", _on_class(_x_transformers), intercept_softmax, restore)
+SDPA = Adapter("sdpa", _on_class(_calls_sdpa), intercept_attention, restore)

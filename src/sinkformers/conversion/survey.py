@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import ASK, CAUSAL, CONVERT, CROSS, UNDO, Adapter, Place, Undo, undo_of
+from sinkformers.conversion.adapter import (
+    ASK,
+    CAUSAL,
+    CONVERT,
+    CROSS,
+    UNDO,
+    Adapter,
+    Place,
+    Undo,
+    set_on_instance,
+    undo_of,
+)
 from sinkformers.conversion.hugging_face import HUGGING_FACE, NAME
 from sinkformers.conversion.inline_softmax import ATTENTION, SOFTMAX
 from sinkformers.conversion.libraries import SDPA, TIMM, VIT_PYTORCH, X_TRANSFORMERS
@@ -98,7 +109,7 @@ def _search(place: Place, rows: list[Adapter], picked: Select, findings: list[Fi
             return True
         return False
     if picked is not None and matches(picked, place) and not any(settings_of(part) for part in module.modules()):
-        findings.append(Finding(place, rows[0], CONVERT))
+        findings.append(Finding(place, rows[0], set_on_instance(module) or CONVERT))
         return True
     for row in rows:
         verdict = row.recognise(place)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling
+from sinkformers.conversion.adapter import CAUSAL, CONVERT, CROSS, POOLING, Adapter, Place, is_pooling, set_on_instance
 from sinkformers.conversion.attend import REMEDY, attend
 from sinkformers.conversion.settings import ReadsSettings, settings_of
 from sinkformers.modules import MultiheadAttention
@@ -47,7 +47,7 @@ def _recognise(place: Place) -> str | None:
     if is_pooling(place):
         return POOLING
     check_fused_kernel_is_off(module)
-    return CONVERT
+    return set_on_instance(module) or CONVERT
 
 
 def _convert(place: Place) -> None:
