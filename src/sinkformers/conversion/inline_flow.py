@@ -7,13 +7,13 @@ comes. What is not understood is not weights.
 
 import ast
 import re
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from sinkformers.conversion.inline_calls import Site, is_matmul, keeps_weights, number, resolve, softmax_calls
 from sinkformers.conversion.inline_source import Method, method
+from sinkformers.conversion.inline_values import Key, Value, Weights, joined, part_of, transposed
 
 # Arguments that are no tokens, though they may reach keys and not queries: positions, masks, caches. What is no tensor
 # needs no mention here.
@@ -29,32 +29,6 @@ _SWAPS = ({(-1, -2), (-2, -1)}, {(0, 2, 1)})
 
 
 ANY = "*"  # before the name of a source that holds any number of arguments
-Key = tuple[str, int]  # the name of a method, and the number of a SoftMax call in it
-
-
-class Weights(NamedTuple):
-    """Weights of one SoftMax call, as they are or transposed, and whether they were viewed in another shape."""
-
-    site: Key
-    transposed: bool = False
-    viewed: bool = False
-
-
-class Value(NamedTuple):
-    """What is known of an expression."""
-
-    weights: frozenset[Weights] = frozenset()
-    product: bool = False  # of two tensors
-    softmax: bool = False  # went into it
-    sources: frozenset[str] = frozenset()  # the arguments of the method that it comes from
-    left: frozenset[str] = frozenset()  # those of the first factors of products
-    right: frozenset[str] = frozenset()  # those of their second factors
-    unclear: bool = False  # which of the sources it comes from is not known
-    bare: bool = False  # an argument as it is, or the parts of one: each of them is a source of its own
-
-    def join(self, other: "Value") -> "Value":
-        parts: Any = [one | two for one, two in zip(self, other, strict=True)]  # pyright: ignore[reportOperatorIssue]
-        return Value(*parts)
 
 
 class Findings:
@@ -143,7 +117,7 @@ class _Flow:
             same = same and not any(isinstance(part, ast.Starred) for part in (*node.elts, *target.elts))  # pyright: ignore[reportAttributeAccessIssue]
             for position, each in enumerate(target.elts):
                 part = node.elts[position] if same else node  # pyright: ignore[reportAttributeAccessIssue]
-                self._assign(each, part, self._value(part) if same else _part(value, str(position)), adds)
+                self._assign(each, part, self._value(part) if same else part_of(value, str(position)), adds)
         elif isinstance(target, ast.Name):
             if adds:  # of weights and something else it is not known what becomes
                 value = self.names.get(target.id, Value()).join(value)._replace(weights=frozenset())
@@ -190,17 +164,17 @@ class _Flow:
             if node.attr in _SHAPES:
                 return Value()
             if node.attr == "mT":
-                return _transposed(inner)
+                return transposed(inner)
             return inner._replace(weights=frozenset())
         if isinstance(node, ast.Subscript) and self._value(node.value).bare:
-            return _part(self._value(node.value), ast.unparse(node.slice))
+            return part_of(self._value(node.value), ast.unparse(node.slice))
         if isinstance(node, ast.IfExp):
             return self._value(node.body).join(self._value(node.orelse))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             return self._product(node.left, node.right)
         if isinstance(node, ast.Call):
             return self._call(node)
-        return _joined(self._children(node))._replace(weights=frozenset())
+        return joined(self._children(node))._replace(weights=frozenset())
 
     def _children(self, node: ast.AST) -> list[Value]:
         """Return the values of the expressions directly inside a node, keyword arguments included."""
@@ -229,7 +203,7 @@ class _Flow:
             inner = method(type(self.module), target.attr)
             if inner is not None and target.attr not in self.callers and softmax_calls(self.module, inner):
                 return self._own_method(inner, node)
-        parts = _joined(self._children(node))
+        parts = joined(self._children(node))
         if keeps_weights(function) and node.args:
             return parts._replace(weights=self._value(node.args[0]).weights)
         return parts._replace(weights=frozenset())
@@ -247,7 +221,7 @@ class _Flow:
             return Value()
         if target.attr in ("matmul", "bmm") and len(node.args) == 1:
             return self._product(target.value, node.args[0])
-        parts = base.join(_joined(self._children(node)))._replace(weights=frozenset())
+        parts = base.join(joined(self._children(node)))._replace(weights=frozenset())
         if target.attr in _KEEP:
             return parts._replace(weights=base.weights)
         if target.attr in _VIEW:
@@ -255,7 +229,7 @@ class _Flow:
         if target.attr in ("transpose", "permute", "swapaxes"):
             axes = tuple(number(each) for each in node.args)
             if any(axes in swap for swap in _SWAPS):
-                return parts._replace(weights=_transposed(base).weights)
+                return parts._replace(weights=transposed(base).weights)
         return parts
 
     def _product(self, left: ast.expr, right: ast.expr) -> Value:
@@ -273,7 +247,7 @@ class _Flow:
         if len(operands) == 1 and isinstance(operands[0], ast.List | ast.Tuple):
             operands = operands[0].elts
         values = [self._value(each) for each in operands]
-        both = _joined(values)._replace(weights=frozenset())
+        both = joined(values)._replace(weights=frozenset())
         equation = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
         if len(values) != 2 or not isinstance(equation, str) or "->" not in equation:
             return both
@@ -293,22 +267,3 @@ class _Flow:
         note = (self.method.tree.name, operand)
         if any(each.viewed for each in weights) and note not in self.found.operands:
             self.found.operands.append(note)
-
-
-def _joined(values: list[Value]) -> Value:
-    found = Value()
-    for value in values:
-        found = found.join(value)
-    return found
-
-
-def _part(value: Value, part: str) -> Value:
-    """Return what is known of a part: of an argument it is a source of its own; otherwise which is which is not."""
-    if value.bare:
-        return Value(sources=frozenset(f"{each}[{part}]" for each in value.sources))
-    return value._replace(weights=frozenset(), unclear=value.unclear or len(value.sources) > 1)
-
-
-def _transposed(value: Value) -> Value:
-    turned = (each._replace(transposed=not each.transposed) for each in value.weights)
-    return value._replace(weights=frozenset(turned))
