@@ -161,7 +161,7 @@ def test_scores_that_a_model_normalises_itself_are_watched():
     scores, settings = torch.randn(2, 3, 7, 7, dtype=torch.float64), module(math.inf).sinkhorn
     layer = module(math.inf)
     with watch_attention(layer) as watch:
-        weights = attend.normalise(layer, settings, scores)
+        weights = attend.normalise(layer, settings, scores, None)
     (seen,) = watch[""].calls
     assert_close(seen.residual, (weights.sum(-2) - 1).abs().amax(-1), atol=1e-12, rtol=0)
     assert (seen.products >= 1).all()
