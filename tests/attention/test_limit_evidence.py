@@ -188,7 +188,7 @@ WRONG = [
     ({"gradient": "unrolled"}, ValueError, r'gradient="unrolled" is that of a finite number of steps; got n_iters'),
     ({"gradient": "exact"}, ValueError, r"gradient must be one of 'unrolled', 'implicit'; got 'exact'"),
     ({"tau": torch.zeros(2)}, ValueError, r"needs tau in \(0, 1\]"),
-    ({"is_causal": True}, NotImplementedError, r"is_causal=True is supported with n_iters=1"),
+    ({"is_causal": True}, ValueError, r"causal attention needs an odd, finite n_iters.*got inf"),
     ({"attn_mask": torch.ones(11, 11).tril().bool()}, NotImplementedError, "attn_mask must not order the tokens"),
     ({"backend": "reference"}, NotImplementedError, "it has the unrolled gradient only"),
     ({"backend": "triton"}, NotImplementedError, "its kernels take a finite n_iters"),

@@ -47,6 +47,7 @@ def every_operator(matrix):
         sinkhorn_attention(*attention_inputs(2), bias, tau=tau, cost="l2", query_mask=row > 0.1).sum().backward()
         sinkhorn_attention(*attention_inputs(2), dropout_p=0.5, backend="reference").sum().backward()
         sinkhorn_attention(*attention_inputs(2), bias, tau=tau, n_iters=math.inf).sum().backward()
+        sinkhorn_attention(*attention_inputs(2), bias, tau=tau, causal="streaming").sum().backward()
 
     return record_calls(call)
 

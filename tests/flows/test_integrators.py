@@ -109,7 +109,7 @@ def test_energies_fall_at_the_rate_of_the_squared_velocity():
     path = flow(attention, measure, times, method=RK4, h=1.0, energy=lambda now: energy_infinity(now, projections))
     assert all(b < a for a, b in zip(path.energies, path.energies[1:], strict=False))
     rates = torch.tensor([path[k].norm(attention(path[k])(path.states[k])) ** 2 for k in range(len(path))])
-    simpson = torch.ones(41)
+    rates, simpson = rates.double(), torch.ones(41, dtype=torch.float64)
     simpson[1:-1:2], simpson[2:-1:2] = 4, 2
     spent = float(simpson @ rates) / 120
     assert path.energies[0] - path.energies[-1] == pytest.approx(
