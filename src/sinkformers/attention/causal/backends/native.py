@@ -36,10 +36,7 @@ class Native(Backend):
         return min(n, rows)
 
     def forward(self, call: CausalAttentionCall) -> CausalAttentionResult:
-        result = self._attend(call, needs_sums=True)
-        if result.safe is not None:
-            return result
-        return result._replace(safe=torch.ones(call.query.shape[:-2], dtype=torch.bool))
+        return self.described(call, self._attend(call, needs_sums=True))
 
     def forward_eager(self, call: CausalAttentionCall) -> CausalAttentionResult:
         """The result with None for `safe` where all heads are, and without sums where no queries follow."""
