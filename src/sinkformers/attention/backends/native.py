@@ -28,8 +28,8 @@ class Native(Backend):
     def forward(self, call: AttentionCall) -> AttentionResult:
         from sinkformers.kernels import native
 
-        call = call.in_working_dtype()
-        out, state, safe = native.attention_forward(**arguments_of(call))
+        call, half = call.in_working_dtype(), is_half(call)
+        out, state, safe = native.attention_forward(**arguments_of(call, half=half))
         assert safe is not None
         log_domain.recompute_output(call, out, safe)
         u, s, r = state
@@ -39,8 +39,8 @@ class Native(Backend):
         """The result with all vectors in the place of the first, and None for `safe` where all heads are."""
         from sinkformers.kernels import native
 
-        call = call.in_working_dtype()
-        out, (state,), safe = native.attention_forward(**arguments_of(call), packed=True)
+        call, half = call.in_working_dtype(), is_half(call)
+        out, (state,), safe = native.attention_forward(**arguments_of(call, half=half), packed=True)
         if safe is not None:
             log_domain.recompute_output(call, out, safe)
         return AttentionResult._make((out, state, None, None, safe))
@@ -56,10 +56,10 @@ class Native(Backend):
     ) -> dict[str, Tensor | None]:
         if call.implicit:
             return implicit_gradients(call, d_output, needed)
-        call = call.in_working_dtype()
+        call, half = call.in_working_dtype(), is_half(call)
         d_out = d_output if d_output.dtype == call.query.dtype else d_output.to(call.query.dtype)
         state = [part for part in (result.rows, result.cols, result.shift) if part is not None]
-        arguments = {**arguments_of(call), "d_out": d_out, "out": result.out, "state": state}
+        arguments = {**arguments_of(call, half=half), "d_out": d_out, "out": result.out, "state": state}
         grads, safe = gradients_by_kernels(arguments, call.bias if needed["bias"] else None, result.safe)
         if safe is not None:
             log_domain.recompute_gradients(call, d_out, grads, safe)
@@ -92,8 +92,16 @@ def _summed_lead(bias: Tensor, lead: torch.Size) -> torch.Size:
     return torch.Size((*first, heads))
 
 
-def arguments_of(call: AttentionCall) -> dict[str, Any]:
-    """The arguments of the kernels; tensors and settings by the names of their fields, those left out being zero."""
+def is_half(call: AttentionCall) -> bool:
+    """Whether all tokens are bfloat16, so that products may be computed in that precision."""
+    return call.query.dtype == call.key.dtype == call.value.dtype == torch.bfloat16
+
+
+def arguments_of(call: AttentionCall, *, half: bool = False) -> dict[str, Any]:
+    """The arguments of the kernels; tensors and settings by the names of their fields, those left out being zero.
+
+    `half` says that the tokens were bfloat16 before they were converted to the working dtype.
+    """
     tensors = {"query": call.query, "key": call.key, "value": call.value}
     for name in _OPTIONAL:
         if getattr(call, name) is not None:
@@ -101,6 +109,8 @@ def arguments_of(call: AttentionCall) -> dict[str, Any]:
     settings = (("scale", call.scale), ("l2", call.l2), ("safe_product", SAFE_PRODUCT[call.query.dtype]))
     if call.bias is not None:
         settings += (("masked_bias", masked_bias(call.bias.dtype)),)
+    if half:
+        settings += (("half", True),)
     if call.seed is not None:
         settings += (("drops", True), ("dropout_p", call.dropout_p))
     seed = 0 if call.seed is None else int(tensors.pop("seed"))

@@ -11,6 +11,7 @@ struct Strided { // element (b, h, i) or (b, h, i, j), strides in elements; unit
 };
 }
 
+// half: the tokens are bfloat16 numbers, and products may be computed in that precision.
 // workspace: bytes that stored kernels may take. masked_bias: a bias at or below means masked. safe_product: a head is
 // unsafe once max u · max v reaches it. Contiguous: out (b, h, n, e), u (b, h, row steps, n), s (b, h, column steps,
 // m), r (b, h, n), safe (b, h) and the gradients. d_bias (b, h, n, m) may be null; it is a sum over b or over h where
@@ -26,6 +27,7 @@ struct Strided { // element (b, h, i) or (b, h, i, j), strides in elements; unit
     STRIDED(query) STRIDED(key) STRIDED(value)                                                             \
     STRIDED(bias) STRIDED(entries) STRIDED(queries) STRIDED(keys) STRIDED(tau)                             \
     REAL(scale) REAL(dropout_p) REAL(masked_bias) REAL(safe_product) BITS(seed) INT(l2) INT(drops)         \
+    INT(half)                                                                                              \
     STRIDED(d_out) DATA(out) DATA(u) DATA(s) DATA(r) BYTES(safe)                                           \
     DATA(d_query) DATA(d_key) DATA(d_value) STRIDED(d_bias) DATA(d_tau)                                    \
     INT(max_products) REAL(tol) DATA(lift) DATA(residual) DATA(products)                                   \

@@ -10,10 +10,18 @@
 // leak. Tokens without a mask that already lie as the products need them are read, and their gradients written,
 // where they are.
 #pragma once
+#include "half.h"
 #include "kernels.h"
 #include "masks.h"
 
 namespace ISA {
+
+// Whether tokens are bfloat16 numbers, given in float32, and all products are computed in bfloat16.
+#ifdef PRODUCTS_IN_PAIRS
+constexpr bool IN_PAIRS = true;
+#else
+constexpr bool IN_PAIRS = false;
+#endif
 
 template <class T> struct Head {
     const AttentionArguments &args;
@@ -37,10 +45,15 @@ template <class T> struct Head {
     T *x, *y, *z, *alpha, *grad, *dg, *vprev;
     T *limit_columns, *limit_rows, *notes;                                            // of a call of the limit
     T *causal_columns, *causal_rows, *causal_blocks, *causal_scalings, *causal_lanes; // of a causal call
+    // of products in pairs: tokens in pairs of features, side by side (`_left`) or as columns (`_columns`), and in
+    // pairs of tokens (`_tokens`)
+    Pair *q_left, *q_tokens, *k_columns, *k_tokens, *v_columns, *v_tokens, *d_left, *d_tokens;
+    T *last_u;
     int32_t *reaches;
     const T *q, *k; // packed or not, rows dp apart
     // a member's own: rows from `first_row` on, `stored_rows` of them stored
-    T *scratch, *drop, *narrow;
+    T *scratch, *drop, *narrow, *scales;
+    Pair *pairs; // a block of the kernel
     int first_row, stored_rows;
 
     // Rows a power of two apart would share their places in the cache, and products over columns touch many rows.
@@ -65,9 +78,12 @@ template <class T> struct Head {
     }
     void carve() {
         const size_t panels = (mp + PANEL<T> - 1) / PANEL<T>;
-        packed_q = arena.take<T>((size_t)n * dp);
-        kt = arena.take<T>(panels * PANEL<T> * d);
-        packed_v = arena.take<T>((size_t)mp * ep);
+        if constexpr (IN_PAIRS) carve_pairs(panels * PANEL<T>);
+        else {
+            packed_q = arena.take<T>((size_t)n * dp);
+            kt = arena.take<T>(panels * PANEL<T> * d);
+            packed_v = arena.take<T>((size_t)mp * ep);
+        }
         start = arena.take<T>(mp);
         vv = arena.take<T>(mp);
         part = arena.take<T>((size_t)team.size * mp);
@@ -76,7 +92,7 @@ template <class T> struct Head {
         s = arena.take<T>(mp);
         tops = arena.take<T>((size_t)team.size * (args.n_iters + 4));
         if (backward) {
-            packed_k = arena.take<T>((size_t)mp * dp);
+            if constexpr (!IN_PAIRS) packed_k = arena.take<T>((size_t)mp * dp);
             x = arena.take<T>((size_t)n * width);
             y = arena.take<T>(panels * PANEL<T> * width);
             z = arena.take<T>((size_t)team.size * mp * ep);
@@ -101,6 +117,24 @@ template <class T> struct Head {
         narrow = arena.take<T>(team.size * each);
         narrow = narrow ? narrow + team.id * each : nullptr;
     }
+    void carve_pairs(size_t padded) {
+        const size_t half_n = (n + 1) / 2, half_m = mp / 2, half_d = dp / 2, half_e = ep / 2;
+        q_left = arena.take<Pair>(n * half_d);
+        k_columns = arena.take<Pair>(padded * half_d);
+        if (!backward) v_tokens = arena.take<Pair>(half_m * ep);
+        else {
+            v_columns = arena.take<Pair>(padded * half_e);
+            k_tokens = arena.take<Pair>(half_m * dp);
+            q_tokens = arena.take<Pair>(half_n * dp);
+            d_tokens = arena.take<Pair>(half_n * ep);
+            d_left = arena.take<Pair>(n * half_e);
+            last_u = arena.take<T>(n);
+        }
+        const size_t block = (size_t)(most_rows + 1) / 2 * row_length(mp);
+        pairs = arena.take<Pair>(team.size * block);
+        pairs = pairs ? pairs + team.id * block : nullptr;
+        scales = arena.take<T>(most_rows);
+    }
     void carve_causal() {
         const int matrices = 2 + (backward ? (relaxed_call() ? 3 : 2) * col_steps : 0);
         causal_columns = arena.take<T>((size_t)(2 * col_steps + 3) * mp);
@@ -119,14 +153,14 @@ template <class T> struct Head {
     // Rows of a product that are computed in `narrow`, before each is copied without its padding to its place among all
     // rows: about 48 KiB of them, one tile at least.
     static int narrow_rows(int width) { return std::max(MR, std::min(8 * MR, 2048 / std::max(1, width) * MR)); }
-    // to[row_at[i0 + i]] = the first `count` of `width` columns of row i of c·right, times by[i] where given; c and
-    // right are as long as the valid columns at hand.
-    void product_to_rows(int i0, int rows, const T *c, Right<T> right, int width, int count, T *to,
-                         const T *by = nullptr) const {
+    // to[row_at[i0 + i]] = the first `count` of `width` columns of row i of c·right, a sum over `depth`, times by[i]
+    // where given.
+    template <class E> void product_to_rows(int i0, int rows, const E *c, size_t apart, int depth, Right<E> right,
+                                            int width, int count, T *to, const T *by = nullptr) const {
         const int most = narrow_rows(width);
         for (int i = 0; i < rows; i += most) {
             const int some = std::min(most, rows - i);
-            product<T, SET>(some, width, live_columns(), c + (size_t)i * ld, ld, 1, right, nullptr, narrow, width,
+            product<E, SET>(some, width, depth, c + i * apart, apart, 1, right, nullptr, narrow, width,
                             by ? by + i : nullptr);
             for (int r = 0; r < some; r++)
                 std::copy(narrow + (size_t)r * width, narrow + (size_t)r * width + count,
@@ -161,6 +195,11 @@ template <class T> struct Head {
         rho = live_m ? (T)live_n / (T)live_m : 1;
         relaxed = relaxed_call();
         tau = relaxed ? *at<const T>(args.tau) : 1;
+        if constexpr (IN_PAIRS) {
+            enter_pairs();
+            team.barrier();
+            return;
+        }
         // The scale goes into the transposed keys, in backward as in forward: where scores are large, another order of
         // the roundings would give other exponentials. It also goes into Y, unless there is a gradient of the bias.
         const bool apart = backward && args.d_bias.data;
@@ -187,6 +226,58 @@ template <class T> struct Head {
             for (int j = from; j < std::min(to, live_m); j++) start[j] += saved(args.lift, 1, 0, m)[col_at[j]];
         for (int j = from; j < to && !few_rows(); j += 4) transpose_keys(j, (T)args.scale);
         team.barrier();
+    }
+    // The tokens in pairs. They are bfloat16 numbers, so that nothing is rounded; the scale is left to the scores.
+    void enter_pairs() {
+        std::fill(scales, scales + most_rows, (T)args.scale); // the same by every member
+        int from, to;
+        team.share(live_n, from, to);
+        const auto query_row = [&](int i) {
+            return i < live_n ? at<const T>(args.query) + row_at[i] * args.query.i : nullptr;
+        };
+        for (int i = from; i < to; i++) pack_row(query_row(i), d, q_left + (size_t)i * (dp / 2), dp / 2);
+        for (int i = from; backward && i < to; i += 2)
+            zip_two(query_row(i), query_row(i + 1), d, q_tokens + (size_t)(i / 2) * dp, dp);
+        team.share(cols, from, to, COLUMNS<T>);
+        const auto live_or_null = [&](const T *row, int j) { return j < live_m ? row : nullptr; };
+        for (int j = from; j < to; j++) start[j] = j < live_m ? 0 : -std::numeric_limits<T>::infinity();
+        for (int j = from; j < to; j += LANES<T>) {
+            const T *keys[LANES<T>], *values[LANES<T>];
+            for (int l = 0; l < LANES<T>; l++) {
+                keys[l] = live_or_null(key_row(j + l), j + l);
+                values[l] = live_or_null(value_row(j + l), j + l);
+            }
+            transpose_pairs(keys, d, dp / 2, column_pairs(k_columns, j, dp), PANEL<T>);
+            if (backward) transpose_pairs(values, e, ep / 2, column_pairs(v_columns, j, ep), PANEL<T>);
+            for (int l = 0; l < LANES<T>; l += 2) {
+                const size_t at = (size_t)(j + l) / 2;
+                if (backward) zip_two(keys[l], keys[l + 1], d, k_tokens + at * dp, dp);
+                else zip_two(values[l], values[l + 1], e, v_tokens + at * ep, ep);
+            }
+        }
+    }
+    // Where column j of a matrix with `depth` features begins among panels of pairs.
+    Pair *column_pairs(Pair *base, int j, int depth) const {
+        return base + (size_t)(j / PANEL<T>)*PANEL<T> * (depth / 2) + j % PANEL<T>;
+    }
+    Right<Pair> columns_at(const Pair *base, int depth) const {
+        return {base + (size_t)columns.from * (depth / 2), (size_t)PANEL<T> * (depth / 2), (size_t)PANEL<T>};
+    }
+    Right<Pair> tokens_at(const Pair *base, int first, int width) const {
+        return {base + (size_t)(first / 2) * width, (size_t)PANEL<T>, (size_t)width};
+    }
+    int column_depth() const { return (live_columns() + 1) / 2; }
+    // The largest entry of v∘V in some columns; NaN where one is not finite.
+    T largest_value(int from, int to) const {
+        Largest<T> seen;
+        for (int j = from; j < std::min(to, live_m); j++) {
+            const Vec<T> by = splat(vv[j]);
+            const T *value = value_row(j);
+            along<T>(
+                e, [&](int c) { seen.see(by * load(value + c)); },
+                [&](int c, int some) { seen.see(by * load_some(value + c, some, (T)0)); });
+        }
+        return seen.found();
     }
     bool all_rows() const { return live_n == n; }
     bool all_cols() const { return live_m == m; }
@@ -218,8 +309,12 @@ template <class T> struct Head {
     // Without bias and masks of entries.
     void products(int i0, int rows) {
         T *c = rows_of_kernel(i0);
-        product<T, SET>(rows, columns.count(), d, q + (size_t)i0 * dp, dp, 1, packed_at(kt, d), start + columns.from, c,
-                        ld);
+        if constexpr (IN_PAIRS)
+            product<Pair, SET>(rows, columns.count(), dp / 2, q_left + (size_t)i0 * (dp / 2), dp / 2, 1,
+                               columns_at(k_columns, dp), start + columns.from, c, ld, scales);
+        else
+            product<T, SET>(rows, columns.count(), d, q + (size_t)i0 * dp, dp, 1, packed_at(kt, d),
+                            start + columns.from, c, ld);
     }
     // Scores and exponentials with known maxima: the kernel a second time.
     void again(int i0, int rows) {

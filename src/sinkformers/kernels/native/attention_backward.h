@@ -109,12 +109,26 @@ template <class T> struct Backward : Head<T> {
         for (int i = from; i < to; i++) {
             const T *d_out = this->template at<const T>(args.d_out) + this->row_at[i] * args.d_out.i;
             const T df = dot_plain(d_out, out + (size_t)this->row_at[i] * this->e, this->e);
-            scaled(x_row(i), d_out, this->u[i], this->e, &seen);
+            if constexpr (IN_PAIRS) take_pairs(i, to, d_out, seen);
+            else scaled(x_row(i), d_out, this->u[i], this->e, &seen);
             this->alpha[i] = ends_on_rows ? df * this->u[i] : df;
         }
         left = seen.found();
         if (ends_on_rows) put_x(term, -1, this->alpha, from, to);
         this->team.barrier();
+    }
+    // The gradient of the output in pairs, and how large it is times u.
+    void take_pairs(int i, int end, const T *d_out, Largest<T> &seen) {
+        const Vec<T> by = splat(this->u[i]);
+        along<T>(
+            this->e, [&](int c) { seen.see(by * load(d_out + c)); },
+            [&](int c, int some) { seen.see(by * load_some(d_out + c, some, (T)0)); });
+        this->last_u[i] = gain * this->u[i];
+        pack_row(d_out, this->e, this->d_left + (size_t)i * (this->ep / 2), this->ep / 2);
+        if (i % 2) return; // shares begin with an even row
+        const auto &t = this->args.d_out;
+        const T *next = i + 1 < end ? this->template at<const T>(t) + this->row_at[i + 1] * t.i : nullptr;
+        zip_two(d_out, next, this->e, this->d_tokens + (size_t)(i / 2) * this->ep, this->ep);
     }
     // A again, and what the values and the last row step need of it.
     void first_pass(bool ends_on_rows) {
@@ -123,7 +137,13 @@ template <class T> struct Backward : Head<T> {
         bool fresh = true;
         this->blocks(false, [&](int i0, int rows) {
             this->again(i0, rows);
-            sum_over_rows(fresh, rows, this->dropped(i0, rows), x_row(i0), this->width, z, this->ep);
+            const T *c = this->dropped(i0, rows);
+            if constexpr (IN_PAIRS) { // times both scalings: the weights themselves are rounded
+                zip_block<true>(rows, this->columns.count(), c, this->ld, this->u + i0, this->vv + this->columns.from,
+                                this->pairs);
+                sum_over_rows(fresh, (rows + 1) / 2, this->pairs, this->tokens_at(this->d_tokens, i0, this->ep), z,
+                              this->ep);
+            } else sum_over_rows(fresh, rows, c, this->plain(x_row(i0), this->width), z, this->ep);
             if (ends_on_rows && this->col_steps)
                 add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum + this->columns.from,
                     this->columns.count());
@@ -146,16 +166,16 @@ template <class T> struct Backward : Head<T> {
     T *where_keys() const {
         return keys_in_place() ? d_key() : this->grad + (size_t)this->team.id * this->mp * this->dp;
     }
-    // to (+)= cᵀ b over some rows, in the columns at hand of c.
-    void sum_over_rows(bool &fresh, int rows, const T *c, const T *b, int ld, T *to, int width) {
+    // to (+)= cᵀ b over `depth` rows or pairs of rows, in the columns at hand of c.
+    template <class E> void sum_over_rows(bool &fresh, int depth, const E *c, Right<E> b, T *to, int width) {
         if (fresh && this->masks.windowed) {
             std::fill(to, to + (size_t)this->live_m * width, (T)0);
             fresh = false;
         }
         T *at = to + (size_t)this->columns.from * width;
         const int count = this->live_columns();
-        if (fresh) product<T, SET>(count, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, at, width);
-        else product<T, ADD>(count, width, rows, c, 1, this->ld, this->plain(b, ld), nullptr, at, width);
+        if (fresh) product<E, SET>(count, width, depth, c, 1, this->ld, b, nullptr, at, width);
+        else product<E, ADD>(count, width, depth, c, 1, this->ld, b, nullptr, at, width);
         fresh = false;
     }
     // dV, the adjoint of the column potentials, and Y's first columns.
@@ -168,35 +188,25 @@ template <class T> struct Backward : Head<T> {
             T by[4];
             for (int l = 0; l < 4; l++) {
                 const bool live = j + l < this->live_m;
-                const T v = this->vv[j + l];
+                const T v = this->vv[j + l], rest = IN_PAIRS ? 1 : v; // what z lacks
                 rows[l] = this->value_row(j + l);
                 by[l] = live ? gain * v : 0;
                 T sum = 0;
                 if (live) {
                     const T *from_z = z + (size_t)(j + l) * this->ep;
                     T *to_value = d_value() + (size_t)this->col_at[j + l] * this->e;
-                    sum = v * dot_plain(from_z, rows[l], this->e);
-                    for (int c = 0; c < this->e; c++) to_value[c] = v * from_z[c];
+                    sum = rest * dot_plain(from_z, rows[l], this->e);
+                    for (int c = 0; c < this->e; c++) to_value[c] = rest * from_z[c];
                 }
                 this->dg[j + l] = ends_on_rows ? sum - v * this->s[j + l] : sum;
             }
+            if (IN_PAIRS) continue;
             transpose_four(rows, by, this->e, y_term(j, 0), PANEL<T>);
             for (int c = this->e; c < this->ep; c++) std::fill(y_term(j, c), y_term(j, c) + 4, (T)0);
         }
-        see_values(from, to);
+        right = bigger(right, this->largest_value(from, to));
         if (ends_on_rows) put_y(term++, this->vv, from, to);
         this->team.barrier();
-    }
-    void see_values(int from, int to) {
-        Largest<T> seen;
-        for (int j = from; j < std::min(to, this->live_m); j++) {
-            const Vec<T> by = splat(this->vv[j]);
-            const T *value = this->value_row(j);
-            along<T>(
-                this->e, [&](int c) { seen.see(by * load(value + c)); },
-                [&](int c, int some) { seen.see(by * load_some(value + c, some, (T)0)); });
-        }
-        right = bigger(right, seen.found());
     }
     // y = τ·dg/s and x = u; the row step before it is known up to its α.
     void column_step(int step) {
@@ -264,7 +274,8 @@ template <class T> struct Backward : Head<T> {
             if (!this->is_stored(i0)) this->again(i0, rows);
             T *c = this->rows_of_kernel(i0);
             if (this->col_steps) row_step(i0, rows, c, first);
-            if (!args.drops)
+            if constexpr (IN_PAIRS) gradient_in_pairs(i0, rows, c, y);
+            else if (!args.drops)
                 product<T, TIMES>(rows, this->columns.count(), term, x_row(i0), this->width, 1, y, nullptr, c,
                                   this->ld);
             else gradient_under_dropout(i0, rows, c, y);
@@ -274,12 +285,35 @@ template <class T> struct Backward : Head<T> {
             }
             if (args.d_bias.data) put_bias(i0, rows, c);
             queries(i0, rows, c);
-            sum_over_rows(fresh, rows, c, this->q + (size_t)i0 * this->dp, this->dp, grad, this->dp);
+            if constexpr (IN_PAIRS) {
+                zip_block<false>(rows, this->columns.count(), c, this->ld, nullptr, nullptr, this->pairs);
+                sum_over_rows(fresh, (rows + 1) / 2, this->pairs, this->tokens_at(this->q_tokens, i0, this->dp), grad,
+                              this->dp);
+            } else
+                sum_over_rows(fresh, rows, c, this->plain(this->q + (size_t)i0 * this->dp, this->dp), grad, this->dp);
         });
         if (fresh) std::fill(grad, grad + (size_t)this->live_m * this->dp, (T)0);
         gather<T>(this->team, this->part, this->mp, this->s, this->cols);
         if (this->team.size > 1)
             gather<T>(this->team, this->grad, (size_t)this->mp * this->dp, this->grad, this->live_m * this->dp);
+    }
+    // The same where dO and V are in pairs. The terms of the steps stay float32: they cancel.
+    void gradient_in_pairs(int i0, int rows, T *c, Right<T> y) {
+        if (this->args.drops) this->drop_rows(i0, rows);
+        const Right<T> steps{y.base + (size_t)this->ep * PANEL<T>, y.stride, y.ld};
+        GradientProduct{this->ep / 2,
+                        term - this->ep,
+                        this->d_left + (size_t)i0 * (this->ep / 2),
+                        this->last_u + i0,
+                        this->vv + this->columns.from,
+                        x_row(i0) + this->ep,
+                        (size_t)this->width,
+                        this->columns_at(this->v_columns, this->ep),
+                        steps,
+                        this->args.drops ? this->drop : nullptr,
+                        c,
+                        (size_t)this->ld}
+            .run(rows, this->columns.count());
     }
     // Dropout multiplies what comes from the values, not what comes from the steps.
     void gradient_under_dropout(int i0, int rows, T *c, Right<T> y) {
@@ -307,11 +341,21 @@ template <class T> struct Backward : Head<T> {
     }
     void queries(int i0, int rows, const T *c) const {
         T *d_query = (T *)this->args.d_query + (size_t)this->index * this->n * this->d;
-        const Right<T> keys = this->plain(this->k + (size_t)this->columns.from * this->dp, this->dp);
+        if constexpr (IN_PAIRS) {
+            pack_block<false>(rows, this->columns.count(), c, this->ld, nullptr, nullptr, this->pairs);
+            put_queries(i0, rows, this->pairs, this->ld / 2, this->column_depth(),
+                        this->tokens_at(this->k_tokens, this->columns.from, this->dp), d_query,
+                        this->args.d_bias.data ? this->scales : nullptr); // otherwise it is in c
+        } else
+            put_queries(i0, rows, c, this->ld, this->live_columns(),
+                        this->plain(this->k + (size_t)this->columns.from * this->dp, this->dp), d_query, nullptr);
+    }
+    template <class E>
+    void put_queries(int i0, int rows, const E *c, size_t apart, int depth, Right<E> keys, T *to, const T *by) const {
         if (this->all_rows() && this->d == this->dp)
-            return product<T, SET>(rows, this->dp, this->live_columns(), c, this->ld, 1, keys, nullptr,
-                                   d_query + (size_t)i0 * this->d, this->d);
-        this->product_to_rows(i0, rows, c, keys, this->dp, this->d, d_query);
+            return product<E, SET>(rows, this->dp, depth, c, apart, 1, keys, nullptr, to + (size_t)i0 * this->d,
+                                   this->d, by);
+        this->product_to_rows(i0, rows, c, apart, depth, keys, this->dp, this->d, to, by);
     }
     void finish() {
         const auto &args = this->args;

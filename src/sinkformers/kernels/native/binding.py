@@ -19,7 +19,7 @@ from sinkformers.kernels.native.state import StateSizes, flags, packed_state, st
 # What the kernels may keep as exponentiated scores, in all threads together; other rows are recomputed in each pass.
 DEFAULT_WORKSPACE = 64 * 2**20
 _workspace = DEFAULT_WORKSPACE
-INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16")
 
 
 class _Library:

@@ -230,7 +230,7 @@ template <class T> struct CausalForward : InOrder<T, Forward<T>> {
         if (this->all_rows() && this->e == this->ep)
             product<T, SET>(rows, this->ep, this->live_columns(), w, this->ld, 1, values, nullptr,
                             out + (size_t)i0 * this->e, this->e, by);
-        else this->product_to_rows(i0, rows, w, values, this->ep, this->e, out, by);
+        else this->product_to_rows(i0, rows, w, this->ld, this->live_columns(), values, this->ep, this->e, out, by);
         // Rows are divided by their sums after the product, which may have left the range.
         for (int i = i0; i < i0 + rows; i++) {
             const T found = largest(out + (size_t)this->row_at[i] * this->e, this->e);
@@ -401,7 +401,7 @@ template <class T> struct CausalBackward : InOrder<T, Backward<T>> {
             }
         }
         bool fresh = false;
-        this->sum_over_rows(fresh, rows, w, this->x_row(i0), this->width, this->where_values(), this->ep);
+        this->sum_over_rows(fresh, rows, w, this->plain(this->x_row(i0), this->width), this->where_values(), this->ep);
     }
     // A column step walked back. `grad` is the gradient of the scores so far. What reaches log s goes to all rows that
     // it is a sum over, in proportion to their shares: down the columns in reverse, y = −τ·G + (1 − share below)·y
@@ -455,7 +455,8 @@ template <class T> struct CausalBackward : InOrder<T, Backward<T>> {
         if (this->args.d_bias.data) this->put_bias(i0, rows, grad);
         this->queries(i0, rows, grad);
         bool fresh = false;
-        this->sum_over_rows(fresh, rows, grad, this->q + (size_t)i0 * this->dp, this->dp, this->where_keys(), this->dp);
+        this->sum_over_rows(fresh, rows, grad, this->plain(this->q + (size_t)i0 * this->dp, this->dp),
+                            this->where_keys(), this->dp);
     }
 };
 } // namespace ISA

@@ -47,3 +47,8 @@ struct Kernels { // [0] float, [1] double
     size_t (*tiny_bytes[2])(const OperatorArguments &);
     void (*tiny_matrices[2])(const OperatorArguments &, const Share &);
 };
+// The kernels with products in bfloat16.
+struct HalfKernels {
+    size_t (*attention_bytes)(const AttentionArguments &, int size, bool backward, int64_t stored);
+    void (*attention_heads)(const AttentionArguments &, const Share &);
+};

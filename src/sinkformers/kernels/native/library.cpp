@@ -27,14 +27,23 @@ namespace avx512 {
 extern const Kernels kernels;
 }
 #endif
+#ifdef HAVE_AVX512_BF16
+namespace avx512_bf16 {
+extern const HalfKernels half_kernels;
+}
+#endif
 
 namespace {
 int best_level() {
 #ifdef __x86_64__
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
+        __builtin_cpu_supports("avx512dq")) {
+#ifdef HAVE_AVX512_BF16
+        if (__builtin_cpu_supports("avx512bf16")) return 3;
+#endif
         return 2;
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
 #endif
     return 0;
@@ -42,10 +51,19 @@ int best_level() {
 std::atomic<int> level{best_level()};
 const Kernels &chosen() {
 #ifdef __x86_64__
-    if (level == 2) return avx512::kernels;
+    if (level >= 2) return avx512::kernels;
     if (level == 1) return avx2::kernels;
 #endif
     return baseline::kernels;
+}
+
+// The kernels with products in bfloat16 where the call admits them, or null.
+const HalfKernels *half_kernels(const AttentionArguments &args) {
+#ifdef HAVE_AVX512_BF16
+    const bool plain = !args.block && !args.max_products && !args.l2;
+    if (level == 3 && args.half && plain && args.scale > 0) return &avx512_bf16::half_kernels;
+#endif
+    return nullptr;
 }
 
 // Fresh pages cost more than the passes do, so one workspace is kept between calls. A caller that finds it taken, by
@@ -162,16 +180,17 @@ int attention(const AttentionArguments &args, bool is_double, bool backward) {
     const size_t row = (size_t)args.m * (is_double ? 8 : 4), matrix = args.n * row, room = (size_t)args.workspace;
     const int64_t alone = matrix * threads <= room ? whole_rounds(items, threads) : 0;
     const int64_t stored = std::min<int64_t>(args.n, room / row);
-    const auto bytes = use.attention_bytes[is_double];
+    const HalfKernels *half = half_kernels(args);
+    const auto bytes = half ? half->attention_bytes : use.attention_bytes[is_double];
+    const auto heads = half ? half->attention_heads : use.attention_heads[is_double];
     if (args.block) { // rows come in order, so that each head has one thread
         const size_t each = bytes(args, 1, backward, args.block);
-        const int failed =
-            deal({items, items, each, 0, backward, args.block, 0, threads}, args, use.attention_heads[is_double]);
+        const int failed = deal({items, items, each, 0, backward, args.block, 0, threads}, args, heads);
         return failed ? failed : outcome(args.safe, args.batch * args.heads);
     }
     const int failed = deal({items, alone, bytes(args, 1, backward, args.n), bytes(args, threads, backward, stored),
                              backward, args.n, stored, threads},
-                            args, use.attention_heads[is_double]);
+                            args, heads);
     return failed ? failed : outcome(args.safe, args.batch * args.heads);
 }
 int normalize(const OperatorArguments &args, bool is_double, bool backward) {
@@ -214,7 +233,7 @@ EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_doubl
 }
 // What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning,
 // the fields of the structures with their kinds, their sizes, and the constants that are compiled in.
-EXPORT int sinkformers_interface() { return 6; }
+EXPORT int sinkformers_interface() { return 7; }
 #define STATE_INT(name) "int " #name "\n"
 #define STATE_REAL(name) "real " #name "\n"
 #define STATE_BITS(name) "bits " #name "\n"

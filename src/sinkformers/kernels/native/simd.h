@@ -180,30 +180,49 @@ static inline Vec<double> logarithm(Vec<double> x) {
     return x;
 }
 
+// The operands of a product, and the type of its sums; half.h has one of another type than its sums.
+typedef uint32_t Pair;
+template <class E> struct Operand {
+    typedef E Sum;
+    typedef Vec<E> V;
+    static V load(const E *p) { return ISA::load(p); }
+    static V splat(E x) { return ISA::splat(x); }
+    static V add(V sum, V x, V y) { return sum + x * y; }
+};
+template <class E> using Sum = typename Operand<E>::Sum;
+// sum[R×C vectors] += a (element (i, k) at a[i·rs + k·cs]) · b (row k at b + k·ldb).
+template <class E, int R, int C> static inline void accumulate(Vec<Sum<E>> (&sum)[R][C], int depth, const E *a,
+                                                               size_t rs, size_t cs, const E *b, size_t ldb) {
+    typedef Operand<E> Type;
+    constexpr int L = LANES<typename Type::Sum>;
+    for (int k = 0; k < depth; k++, a += cs, b += ldb) {
+        typename Type::V row[C];
+        FLATTEN
+        for (int j = 0; j < C; j++) row[j] = Type::load(b + j * L);
+        FLATTEN
+        for (int i = 0; i < R; i++) {
+            const typename Type::V x = Type::splat(a[i * rs]);
+            FLATTEN
+            for (int j = 0; j < C; j++) sum[i][j] = Type::add(sum[i][j], x, row[j]);
+        }
+    }
+}
+
 // What a tile starts from and what becomes of it.
 enum Mode { SET, ADD, TIMES }; // c = ab (+ start), c += ab, c *= ab
 
-// c[MR×NV vectors] from a (element (i, k) at a[i·rs + k·cs]) and b (row k at b + k·ldb), rows times `by` if given.
-template <class T, int R, int C, Mode mode> static void tile(int depth, const T *a, size_t rs, size_t cs, const T *b,
-                                                             size_t ldb, const T *start, const T *by, T *c,
-                                                             size_t ldc) {
+// c[R×C vectors] from a and b as in `accumulate`, rows times `by` if given.
+template <class E, int R, int C, Mode mode> static void tile(int depth, const E *a, size_t rs, size_t cs, const E *b,
+                                                             size_t ldb, const Sum<E> *start, const Sum<E> *by,
+                                                             Sum<E> *c, size_t ldc) {
+    typedef Sum<E> T;
     constexpr int L = LANES<T>;
     Vec<T> acc[R][C];
     FLATTEN
     for (int i = 0; i < R; i++) FLATTEN
     for (int j = 0; j < C; j++)
         acc[i][j] = mode == ADD ? load(c + i * ldc + j * L) : mode == SET && start ? load(start + j * L) : Vec<T>{};
-    for (int k = 0; k < depth; k++, a += cs, b += ldb) {
-        Vec<T> row[C];
-        FLATTEN
-        for (int j = 0; j < C; j++) row[j] = load(b + j * L);
-        FLATTEN
-        for (int i = 0; i < R; i++) {
-            const Vec<T> x = splat(a[i * rs]);
-            FLATTEN
-            for (int j = 0; j < C; j++) acc[i][j] += x * row[j];
-        }
-    }
+    accumulate<E, R, C>(acc, depth, a, rs, cs, b, ldb);
     if (mode != TIMES && by) FLATTEN
     for (int i = 0; i < R; i++) FLATTEN
     for (int j = 0; j < C; j++) acc[i][j] *= splat(by[i]);
@@ -212,22 +231,22 @@ template <class T, int R, int C, Mode mode> static void tile(int depth, const T 
     for (int j = 0; j < C; j++)
         store(c + i * ldc + j * L, mode == TIMES ? acc[i][j] * load(c + i * ldc + j * L) : acc[i][j]);
 }
-template <class T, Mode mode, int C> static void tile_rows(int rows, int depth, const T *a, size_t rs, size_t cs,
-                                                           const T *b, size_t ldb, const T *start, const T *by, T *c,
-                                                           size_t ldc) {
+template <class E, Mode mode, int C> static void tile_rows(int rows, int depth, const E *a, size_t rs, size_t cs,
+                                                           const E *b, size_t ldb, const Sum<E> *start,
+                                                           const Sum<E> *by, Sum<E> *c, size_t ldc) {
     switch (rows) {
     case 1:
-        return tile<T, 1, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+        return tile<E, 1, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     case 2:
-        return tile<T, 2, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+        return tile<E, 2, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     case 3:
-        return tile<T, 3, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+        return tile<E, 3, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     case 4:
-        return tile<T, 4, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+        return tile<E, 4, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     case 5:
-        return tile<T, 5, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+        return tile<E, 5, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     default:
-        return tile<T, 6, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
+        return tile<E, 6, C, mode>(depth, a, rs, cs, b, ldb, start, by, c, ldc);
     }
 }
 
@@ -240,22 +259,24 @@ template <class T> struct Right {
 
 // c (rows × cols, cols a multiple of the lanes) from a and b over `depth`. Long sums go in slices that stay in cache;
 // the last of them multiplies row i by by[i].
-template <class T, Mode mode> static void product(int rows, int cols, int depth, const T *a, size_t rs, size_t cs,
-                                                  Right<T> b, const T *start, T *c, size_t ldc, const T *by = nullptr) {
+template <class E, Mode mode> static void product(int rows, int cols, int depth, const E *a, size_t rs, size_t cs,
+                                                  Right<E> b, const Sum<E> *start, Sum<E> *c, size_t ldc,
+                                                  const Sum<E> *by = nullptr) {
+    typedef Sum<E> T;
     constexpr int P = PANEL<T>, SLICE = 192;
     for (int j = 0; j < cols; j += P) {
         const int vectors = std::min(P, cols - j) / LANES<T>;
         for (int k = 0; k < depth || (k == 0 && depth == 0); k += SLICE) {
             const int part = mode == TIMES ? depth : std::min(SLICE, depth - k);
-            const T *right = b.base + (j / P) * b.stride + k * b.ld;
+            const E *right = b.base + (j / P) * b.stride + k * b.ld;
             for (int i = 0; i < rows; i += MR) {
                 const int some = std::min(MR, rows - i);
-                const T *left = a + i * rs + k * cs;
+                const E *left = a + i * rs + k * cs;
                 T *out = c + i * ldc + j;
                 const T *from = start ? start + j : nullptr, *factor = by && k + part == depth ? by + i : nullptr;
 #define TILE(C)                                                                                             \
-    (mode == SET && k ? tile_rows<T, ADD, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc) \
-                      : tile_rows<T, mode, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc))
+    (mode == SET && k ? tile_rows<E, ADD, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc) \
+                      : tile_rows<E, mode, C>(some, part, left, rs, cs, right, b.ld, from, factor, out, ldc))
                 switch (vectors) {
                 case 1:
                     TILE(1);
