@@ -16,7 +16,10 @@
 
 namespace ISA {
 
-// Whether tokens are bfloat16 numbers, given in float32, and all products are computed in bfloat16.
+// Whether tokens are bfloat16 numbers, given in float32, and products are computed in bfloat16: those of tokens, which
+// are exact, and those of the gradient of the scores with tokens, which round that gradient once. Products of the
+// weights with values and with the gradient of the output stay float32: the adjoints of the steps begin as differences
+// of these products and of others of the same size, and a rounding of the weights would be magnified there.
 #ifdef PRODUCTS_IN_PAIRS
 constexpr bool IN_PAIRS = true;
 #else
@@ -47,7 +50,7 @@ template <class T> struct Head {
     T *causal_columns, *causal_rows, *causal_blocks, *causal_scalings, *causal_lanes; // of a causal call
     // of products in pairs: tokens in pairs of features, side by side (`_left`) or as columns (`_columns`), and in
     // pairs of tokens (`_tokens`)
-    Pair *q_left, *q_tokens, *k_columns, *k_tokens, *v_columns, *v_tokens, *d_left, *d_tokens;
+    Pair *q_left, *q_tokens, *k_columns, *k_tokens, *v_columns, *d_left;
     T *last_u;
     int32_t *reaches;
     const T *q, *k; // packed or not, rows dp apart
@@ -82,8 +85,8 @@ template <class T> struct Head {
         else {
             packed_q = arena.take<T>((size_t)n * dp);
             kt = arena.take<T>(panels * PANEL<T> * d);
-            packed_v = arena.take<T>((size_t)mp * ep);
         }
+        if (!IN_PAIRS || !backward) packed_v = arena.take<T>((size_t)mp * ep);
         start = arena.take<T>(mp);
         vv = arena.take<T>(mp);
         part = arena.take<T>((size_t)team.size * mp);
@@ -118,22 +121,19 @@ template <class T> struct Head {
         narrow = narrow ? narrow + team.id * each : nullptr;
     }
     void carve_pairs(size_t padded) {
-        const size_t half_n = (n + 1) / 2, half_m = mp / 2, half_d = dp / 2, half_e = ep / 2;
+        const size_t half_d = dp / 2, half_e = ep / 2;
         q_left = arena.take<Pair>(n * half_d);
         k_columns = arena.take<Pair>(padded * half_d);
-        if (!backward) v_tokens = arena.take<Pair>(half_m * ep);
-        else {
-            v_columns = arena.take<Pair>(padded * half_e);
-            k_tokens = arena.take<Pair>(half_m * dp);
-            q_tokens = arena.take<Pair>(half_n * dp);
-            d_tokens = arena.take<Pair>(half_n * ep);
-            d_left = arena.take<Pair>(n * half_e);
-            last_u = arena.take<T>(n);
-        }
+        scales = arena.take<T>(most_rows);
+        if (!backward) return;
+        v_columns = arena.take<Pair>(padded * half_e);
+        k_tokens = arena.take<Pair>((size_t)mp / 2 * dp);
+        q_tokens = arena.take<Pair>((size_t)(n + 1) / 2 * dp);
+        d_left = arena.take<Pair>(n * half_e);
+        last_u = arena.take<T>(n);
         const size_t block = (size_t)(most_rows + 1) / 2 * row_length(mp);
         pairs = arena.take<Pair>(team.size * block);
         pairs = pairs ? pairs + team.id * block : nullptr;
-        scales = arena.take<T>(most_rows);
     }
     void carve_causal() {
         const int matrices = 2 + (backward ? (relaxed_call() ? 3 : 2) * col_steps : 0);
@@ -248,12 +248,10 @@ template <class T> struct Head {
                 values[l] = live_or_null(value_row(j + l), j + l);
             }
             transpose_pairs(keys, d, dp / 2, column_pairs(k_columns, j, dp), PANEL<T>);
-            if (backward) transpose_pairs(values, e, ep / 2, column_pairs(v_columns, j, ep), PANEL<T>);
-            for (int l = 0; l < LANES<T>; l += 2) {
-                const size_t at = (size_t)(j + l) / 2;
-                if (backward) zip_two(keys[l], keys[l + 1], d, k_tokens + at * dp, dp);
-                else zip_two(values[l], values[l + 1], e, v_tokens + at * ep, ep);
-            }
+            if (!backward) continue;
+            transpose_pairs(values, e, ep / 2, column_pairs(v_columns, j, ep), PANEL<T>);
+            for (int l = 0; l < LANES<T>; l += 2)
+                zip_two(keys[l], keys[l + 1], d, k_tokens + (size_t)(j + l) / 2 * dp, dp);
         }
     }
     // Where column j of a matrix with `depth` features begins among panels of pairs.

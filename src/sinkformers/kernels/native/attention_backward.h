@@ -109,26 +109,16 @@ template <class T> struct Backward : Head<T> {
         for (int i = from; i < to; i++) {
             const T *d_out = this->template at<const T>(args.d_out) + this->row_at[i] * args.d_out.i;
             const T df = dot_plain(d_out, out + (size_t)this->row_at[i] * this->e, this->e);
-            if constexpr (IN_PAIRS) take_pairs(i, to, d_out, seen);
-            else scaled(x_row(i), d_out, this->u[i], this->e, &seen);
+            scaled(x_row(i), d_out, this->u[i], this->e, &seen);
+            if constexpr (IN_PAIRS) {
+                this->last_u[i] = gain * this->u[i];
+                pack_row(d_out, this->e, this->d_left + (size_t)i * (this->ep / 2), this->ep / 2);
+            }
             this->alpha[i] = ends_on_rows ? df * this->u[i] : df;
         }
         left = seen.found();
         if (ends_on_rows) put_x(term, -1, this->alpha, from, to);
         this->team.barrier();
-    }
-    // The gradient of the output in pairs, and how large it is times u.
-    void take_pairs(int i, int end, const T *d_out, Largest<T> &seen) {
-        const Vec<T> by = splat(this->u[i]);
-        along<T>(
-            this->e, [&](int c) { seen.see(by * load(d_out + c)); },
-            [&](int c, int some) { seen.see(by * load_some(d_out + c, some, (T)0)); });
-        this->last_u[i] = gain * this->u[i];
-        pack_row(d_out, this->e, this->d_left + (size_t)i * (this->ep / 2), this->ep / 2);
-        if (i % 2) return; // shares begin with an even row
-        const auto &t = this->args.d_out;
-        const T *next = i + 1 < end ? this->template at<const T>(t) + this->row_at[i + 1] * t.i : nullptr;
-        zip_two(d_out, next, this->e, this->d_tokens + (size_t)(i / 2) * this->ep, this->ep);
     }
     // A again, and what the values and the last row step need of it.
     void first_pass(bool ends_on_rows) {
@@ -138,12 +128,7 @@ template <class T> struct Backward : Head<T> {
         this->blocks(false, [&](int i0, int rows) {
             this->again(i0, rows);
             const T *c = this->dropped(i0, rows);
-            if constexpr (IN_PAIRS) { // times both scalings: the weights themselves are rounded
-                zip_block<true>(rows, this->columns.count(), c, this->ld, this->u + i0, this->vv + this->columns.from,
-                                this->pairs);
-                sum_over_rows(fresh, (rows + 1) / 2, this->pairs, this->tokens_at(this->d_tokens, i0, this->ep), z,
-                              this->ep);
-            } else sum_over_rows(fresh, rows, c, this->plain(x_row(i0), this->width), z, this->ep);
+            sum_over_rows(fresh, rows, c, this->plain(x_row(i0), this->width), z, this->ep);
             if (ends_on_rows && this->col_steps)
                 add(rows, this->alpha + i0, this->rows_of_kernel(i0), this->ld, sum + this->columns.from,
                     this->columns.count());
@@ -188,15 +173,15 @@ template <class T> struct Backward : Head<T> {
             T by[4];
             for (int l = 0; l < 4; l++) {
                 const bool live = j + l < this->live_m;
-                const T v = this->vv[j + l], rest = IN_PAIRS ? 1 : v; // what z lacks
+                const T v = this->vv[j + l];
                 rows[l] = this->value_row(j + l);
                 by[l] = live ? gain * v : 0;
                 T sum = 0;
                 if (live) {
                     const T *from_z = z + (size_t)(j + l) * this->ep;
                     T *to_value = d_value() + (size_t)this->col_at[j + l] * this->e;
-                    sum = rest * dot_plain(from_z, rows[l], this->e);
-                    for (int c = 0; c < this->e; c++) to_value[c] = rest * from_z[c];
+                    sum = v * dot_plain(from_z, rows[l], this->e);
+                    for (int c = 0; c < this->e; c++) to_value[c] = v * from_z[c];
                 }
                 this->dg[j + l] = ends_on_rows ? sum - v * this->s[j + l] : sum;
             }
@@ -286,7 +271,7 @@ template <class T> struct Backward : Head<T> {
             if (args.d_bias.data) put_bias(i0, rows, c);
             queries(i0, rows, c);
             if constexpr (IN_PAIRS) {
-                zip_block<false>(rows, this->columns.count(), c, this->ld, nullptr, nullptr, this->pairs);
+                zip_block(rows, this->columns.count(), c, this->ld, this->pairs);
                 sum_over_rows(fresh, (rows + 1) / 2, this->pairs, this->tokens_at(this->q_tokens, i0, this->dp), grad,
                               this->dp);
             } else
@@ -342,7 +327,7 @@ template <class T> struct Backward : Head<T> {
     void queries(int i0, int rows, const T *c) const {
         T *d_query = (T *)this->args.d_query + (size_t)this->index * this->n * this->d;
         if constexpr (IN_PAIRS) {
-            pack_block<false>(rows, this->columns.count(), c, this->ld, nullptr, nullptr, this->pairs);
+            pack_block(rows, this->columns.count(), c, this->ld, this->pairs);
             put_queries(i0, rows, this->pairs, this->ld / 2, this->column_depth(),
                         this->tokens_at(this->k_tokens, this->columns.from, this->dp), d_query,
                         this->args.d_bias.data ? this->scales : nullptr); // otherwise it is in c

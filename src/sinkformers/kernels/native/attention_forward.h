@@ -88,7 +88,6 @@ template <class T> struct Forward : Head<T> {
     }
     // SoftMax takes the values as they are.
     void take_values() {
-        if constexpr (IN_PAIRS) return;
         const auto &value = this->args.value;
         values = this->all_cols() && this->lies_packed(value, this->e, this->ep) ? this->template at<const T>(value)
                                                                                  : this->packed_v;
@@ -113,8 +112,7 @@ template <class T> struct Forward : Head<T> {
         this->give(this->s, s, this->col_at, this->all_cols(), from, live);
         this->scalings(this->s, this->vv, from, to);
         T &top = this->tops[this->team.id * (this->args.n_iters + 4) + this->args.n_iters];
-        if (last && IN_PAIRS) top = this->largest_value(from, to);
-        else if (last) {
+        if (last) {
             Largest<T> seen;
             for (int j = from; j < live; j++)
                 scaled(this->packed_v + (size_t)j * this->ep, this->value_row(j), this->vv[j], this->e, &seen);
@@ -149,21 +147,11 @@ template <class T> struct Forward : Head<T> {
     void output(int i0, int rows) {
         const T *c = this->dropped(i0, rows), *u = this->u + i0;
         T *out = (T *)this->args.out + (size_t)this->index * this->n * this->e;
-        if constexpr (IN_PAIRS) {
-            pack_block<true>(rows, this->columns.count(), c, this->ld, u, this->vv + this->columns.from, this->pairs);
-            const Right<Pair> values = this->tokens_at(this->v_tokens, this->columns.from, this->ep);
-            put(i0, rows, this->pairs, this->ld / 2, this->column_depth(), values, out, nullptr);
-        } else {
-            const Right<T> values = this->plain(this->values + (size_t)this->columns.from * this->ep, this->ep);
-            put(i0, rows, c, this->ld, this->live_columns(), values, out, u);
-        }
-    }
-    template <class E>
-    void put(int i0, int rows, const E *c, size_t apart, int depth, Right<E> values, T *out, const T *by) const {
+        const Right<T> values = this->plain(this->values + (size_t)this->columns.from * this->ep, this->ep);
         if (this->all_rows() && this->e == this->ep)
-            return product<E, SET>(rows, this->ep, depth, c, apart, 1, values, nullptr, out + (size_t)i0 * this->e,
-                                   this->e, by);
-        this->product_to_rows(i0, rows, c, apart, depth, values, this->ep, this->e, out, by);
+            return product<T, SET>(rows, this->ep, this->live_columns(), c, this->ld, 1, values, nullptr,
+                                   out + (size_t)i0 * this->e, this->e, u);
+        this->product_to_rows(i0, rows, c, this->ld, this->live_columns(), values, this->ep, this->e, out, u);
     }
 };
 } // namespace ISA

@@ -97,40 +97,22 @@ static inline void transpose_pairs(const float *const *rows, int count, int pair
         for (int p = 0; p < L && at + p < pairs; p++) store_pairs(to + (at + p) * apart, (Pairs)x[p]);
     }
 }
-// Rows of the kernel times by_row[i]·by_col[j], or as they are, in pairs of columns: `to` has rows half as long.
-template <bool scaled_too> static void pack_block(int rows, int cols, const float *from, size_t ld, const float *by_row,
-                                                  const float *by_col, Pair *to) {
+// A block of the gradient of the scores in pairs of columns: `to` has rows half as long.
+static void pack_block(int rows, int cols, const float *from, size_t ld, Pair *to) {
     constexpr int L = LANES<float>;
     for (int i = 0; i < rows; i++, from += ld, to += ld / 2) {
-        const Vec<float> by = splat(scaled_too ? by_row[i] : 1.f);
-        const auto at = [&](int j) {
-            if (j >= cols) return Vec<float>{};
-            return scaled_too ? by * (load(from + j) * load(by_col + j)) : load(from + j);
-        };
         int j = 0;
-        for (; j + 2 * L <= cols; j += 2 * L) store_pairs(to + j / 2, adjacent(at(j), at(j + L)));
+        for (; j + 2 * L <= cols; j += 2 * L) store_pairs(to + j / 2, adjacent(load(from + j), load(from + j + L)));
         if (j >= cols) continue;
-        const Pairs last = adjacent(at(j), Vec<float>{});
+        const Pairs last = adjacent(load(from + j), Vec<float>{});
         std::memcpy(to + j / 2, &last, sizeof last / 2);
     }
 }
 // The same in pairs of rows: `to` has half as many rows, and the last one of an odd number is paired with zeros.
-template <bool scaled_too> static void zip_block(int rows, int cols, const float *from, size_t ld, const float *by_row,
-                                                 const float *by_col, Pair *to) {
-    for (int i = 0; i < rows; i += 2, from += 2 * ld, to += ld) {
-        const bool two = i + 1 < rows;
-        const Vec<float> one = splat(scaled_too ? by_row[i] : 1.f),
-                         other = splat(scaled_too && two ? by_row[i + 1] : 1.f);
-        for (int j = 0; j < cols; j += LANES<float>) {
-            Vec<float> x = load(from + j), y = two ? load(from + ld + j) : Vec<float>{};
-            if (scaled_too) {
-                const Vec<float> by = load(by_col + j);
-                x = one * (x * by);
-                y = other * (y * by);
-            }
-            store_pairs(to + j, zipped(x, y));
-        }
-    }
+static void zip_block(int rows, int cols, const float *from, size_t ld, Pair *to) {
+    for (int i = 0; i < rows; i += 2, from += 2 * ld, to += ld)
+        for (int j = 0; j < cols; j += LANES<float>)
+            store_pairs(to + j, zipped(load(from + j), i + 1 < rows ? load(from + ld + j) : Vec<float>{}));
 }
 
 // c ∘= (by_row·by_col ∘ (a b) ∘ drop) + x y: a and b in pairs over `depth`, x and y in float32 over `terms`.
