@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 # The native kernels are one backend per instruction set.
-BACKENDS = ("native:baseline", "native:avx2", "native:avx512", "torch", "reference", "auto")
+BACKENDS = ("native:baseline", "native:avx2", "native:avx512", "native:avx512_bf16", "torch", "reference", "auto")
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _prepare(case: Case) -> None:
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     if native.missing() is None:
-        native.use_instruction_set("avx512")
+        native.use_instruction_set("avx512_bf16")
         native.set_workspace_limit(native.DEFAULT_WORKSPACE)
     if case.transform.startswith("compile"):
         torch._dynamo.reset()

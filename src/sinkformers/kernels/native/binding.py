@@ -72,7 +72,7 @@ def attention_fields() -> Container[str]:
 
 
 def instruction_set() -> str:
-    """The instruction set in use: the best that this processor has up to AVX-512, unless another was chosen."""
+    """The instruction set in use: the best that this processor has, unless `use_instruction_set` chose another."""
     return INSTRUCTION_SETS[_loaded().library.sinkformers_level()]
 
 

@@ -48,8 +48,7 @@ int best_level() {
 #endif
     return 0;
 }
-// Products in bfloat16 are used on request only: their error is that of eager attention, not that of one rounding.
-std::atomic<int> level{std::min(best_level(), 2)};
+std::atomic<int> level{best_level()};
 const Kernels &chosen() {
 #ifdef __x86_64__
     if (level >= 2) return avx512::kernels;
