@@ -104,7 +104,7 @@ def _errors(case: Case, t: Leaves, run: Any, parts: tuple[Any, ...], grads: Tens
 
 
 def rounding_in_products(case: Case) -> float:
-    """How far products in bfloat16 move the gradient of the scores, on the way to the tokens, relative to each entry."""
+    """What products in bfloat16 round off the gradient of the scores, relative to each entry, on the way to tokens."""
     serves = case.backend in ("auto", "native:avx512_bf16") and case.cost == "dot" and not case.order
     if case.function != "sinkhorn_attention" or case.dtype != "bfloat16" or not serves or case.gradient != "unrolled":
         return 0.0
