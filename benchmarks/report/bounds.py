@@ -35,6 +35,10 @@ MASKED: Bounds = {
 CAUSAL: Bounds = {"16 × 512": {3: 1.3}, "8 × 1024": {3: 1.3}, "2 × 4096": {3: 1.5}}
 TOKEN: Bounds = {"8 × 4096, one token": {3: 1.5}}
 HALF: Bounds = {
+    "256 × 64, bfloat16": _counts(0.80, 0.80, 1.05),
+    "64 × 128, bfloat16": _counts(0.80, 0.80, 1.05),
+    "128 × 197, bfloat16": _counts(0.80, 0.80, 1.05),
+    "16 × 512, bfloat16": _counts(0.80, 0.80, 1.05),
     "8 × 1024, bfloat16": _counts(0.80, 0.80, 1.05),
     "2 × 4096, bfloat16": _counts(0.80, 0.80, 1.05),
     "8 × 1024, float16": _counts(0.30, 0.30, 0.30),

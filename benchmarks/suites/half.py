@@ -11,6 +11,10 @@ from benchmarks.suites.entries import attention_entries
 
 ROWS = ("sdpa", "native")
 CASES = {
+    "256 × 64, bfloat16": Case(32, 8, 64, dtype="bfloat16"),
+    "64 × 128, bfloat16": Case(8, 8, 128, dtype="bfloat16"),
+    "128 × 197, bfloat16": Case(16, 8, 197, dtype="bfloat16"),
+    "16 × 512, bfloat16": Case(2, 8, 512, dtype="bfloat16"),
     "8 × 1024, bfloat16": Case(1, 8, 1024, dtype="bfloat16"),
     "2 × 4096, bfloat16": Case(1, 2, 4096, dtype="bfloat16"),
     "8 × 1024, float16": Case(1, 8, 1024, dtype="float16"),
