@@ -1,29 +1,41 @@
 """Backends: objects that compute an operator, in one table per operator.
 
 A table is asked in order: `auto` takes the first backend that serves a call, and one that the user names serves or
-raises its reason not to.
+raises its reason not to. Where a backend asks for it, `auto` takes it after a self-check only.
 """
 
 import sys
 import warnings
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinkformers.core import checks
+from sinkformers.core.self_check import SelfChecks
 
 
 class Backend:
     """One way to compute an operator. Subclass it, and add an instance to the operator's table."""
 
     name: str
-    automatic = True  # whether "auto" may take it
     composite = False  # whether `forward` consists of torch's own operations and is differentiated by autograd
 
     def why_not(self, call: Any) -> str | None:
         """The reason why this backend cannot serve a call, or None where it can."""
         raise NotImplementedError
+
+    def automatic(self, call: Any) -> bool:
+        """Whether `auto` may take this backend for a call that it can serve."""
+        return True
+
+    def kind(self, call: Any) -> Hashable:
+        """What chooses the code that serves a call: `auto` checks one call of each kind; see `core.self_check`.
+
+        None where the code needs no check.
+        """
+        return None
 
     def forward(self, call: Any) -> Any:
         """The operator's result. A composite backend returns the output alone, in the dtype of the inputs."""
@@ -70,10 +82,11 @@ class Backend:
 class Declined(Backend):
     """A backend that other operators have, and this one has not, with the reason."""
 
-    automatic = False
-
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, reason
+
+    def automatic(self, call: Any) -> bool:
+        return False
 
     def why_not(self, call: Any) -> str | None:
         return self.reason
@@ -84,6 +97,7 @@ class Backends:
 
     def __init__(self, *backends: Backend) -> None:
         self.by_name = {backend.name: backend for backend in backends}
+        self.checks = SelfChecks()
 
     def __getitem__(self, name: str) -> Backend:
         return self.by_name[name]
@@ -104,11 +118,19 @@ class Backends:
                 'backend="torch" serves all calls, and "auto" takes the fastest backend that can.'
             )
         for backend in self.by_name.values():
-            if backend.automatic:
-                if backend.why_not(call) is None:
+            if backend.automatic(call):
+                if backend.why_not(call) is None and (backend.kind(call) is None or self._agrees(backend, call)):
                     return backend
                 _warn_once(backend.warning(call))
         raise NotImplementedError(f"{caller}: no backend serves this call.")
+
+    def _agrees(self, backend: Backend, call: Any) -> bool:
+        """Whether a backend is known to agree with torch on calls of this kind, on this device."""
+        verdict = self.checks.verdict(backend, self.by_name["torch"], call)
+        if verdict is None:
+            return False
+        _warn_once(verdict.warning)
+        return verdict.agrees
 
 
 _WARNED: set[str] = set()

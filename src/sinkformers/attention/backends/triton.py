@@ -1,5 +1,6 @@
 """Attention by the Triton kernels, for GPUs."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from sinkformers.attention.backends.torch import implicit_gradients
 from sinkformers.attention.call import AttentionCall, AttentionResult
 from sinkformers.core.backend import Backend
-from sinkformers.core.backends.triton import why_not_on
+from sinkformers.core.backends.triton import is_gpu, launching_on, why_not_on
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.ranges import masked_bias
 
@@ -16,13 +17,18 @@ MOST_FEATURES = 256
 
 
 class Triton(Backend):
-    """Not taken by `auto`: correct in Triton's interpreter, and compiled for GPUs, but not yet run on one.
+    """Taken by `auto` on GPUs after a self-check: nobody has run the kernels on all of them.
 
     Works in the log domain, whose numbers never leave the floating-point range: all heads are safe.
     """
 
     name = "triton"
-    automatic = False
+
+    def automatic(self, call: AttentionCall) -> bool:
+        return is_gpu(call.query.device)
+
+    def kind(self, call: AttentionCall) -> Hashable:
+        return kind_of(call)
 
     def why_not(self, call: AttentionCall) -> str | None:
         return why_not_tokens(call.query, call.value)
@@ -30,7 +36,8 @@ class Triton(Backend):
     def forward(self, call: AttentionCall) -> AttentionResult:
         from sinkformers.kernels import triton
 
-        out, f, excess = triton.attention_forward(prepared(call), lowest_bias(call))
+        with launching_on(call.query.device):
+            out, f, excess = triton.attention_forward(prepared(call), lowest_bias(call))
         safe = torch.ones(f.shape[:-2], dtype=torch.bool, device=f.device)
         return AttentionResult(out, f[..., 1:, :], excess, f[..., 0, :], safe)
 
@@ -43,15 +50,16 @@ class Triton(Backend):
             return implicit_gradients(call, d_output, needed)
         call = prepared(call)
         f = torch.cat([result.shift[..., None, :], result.rows], -2)
-        grads = triton.attention_backward(
-            call,
-            lowest_bias(call),
-            d_out=d_output.to(call.query.dtype),
-            out=result.out,
-            f=f,
-            excess=result.cols,
-            needs_bias=needed["bias"],
-        )
+        with launching_on(call.query.device):
+            grads = triton.attention_backward(
+                call,
+                lowest_bias(call),
+                d_out=d_output.to(call.query.dtype),
+                out=result.out,
+                f=f,
+                excess=result.cols,
+                needs_bias=needed["bias"],
+            )
         return dict(zip(("query", "key", "value", "bias", "tau"), grads, strict=True))
 
 
@@ -64,6 +72,15 @@ def why_not_tokens(query: Tensor, value: Tensor) -> str | None:
             f"{query.dtype} with {d} and {e}"
         )
     return why_not_on(query.device)
+
+
+def kind_of(call: Any) -> Hashable:
+    """What the kernels are compiled for: dtype, widths, leading axes, which tensors there are, the end of the steps."""
+    query, optional = call.query, (call.bias, call.entries, call.queries, call.keys, call.tau)
+    given = tuple([None if tensor is None else tensor.dtype for tensor in optional])
+    leading = sum([size > 1 for size in query.shape[:-2]])
+    steps = (call.n_iters == 1, call.n_iters % 2)
+    return query.dtype, query.shape[-1], call.value.shape[-1], leading, given, call.l2, call.dropout_p > 0, *steps
 
 
 def prepared(call: Any) -> Any:
