@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkformers.attention import SinkhornCache, backend_for, sinkhorn_attention
+    from sinkformers.attention import SinkhornCache, Tuning, backend_for, sinkhorn_attention, tune
     from sinkformers.conversion import (
         anneal_tau,
         set_n_iters,
@@ -37,6 +37,7 @@ __all__ = [
     "MultiheadAttention",
     "Sinkhorn",
     "SinkhornCache",
+    "Tuning",
     "anneal_tau",
     "backend_for",
     "causal_sinkhorn",
@@ -50,6 +51,7 @@ __all__ = [
     "sinkhorn_limit",
     "to_sinkformer",
     "to_transformer",
+    "tune",
     "watch_attention",
     "workspace_limit",
 ]
@@ -60,6 +62,7 @@ _PACKAGE = {
     "MultiheadAttention": "modules",
     "Sinkhorn": "modules",
     "SinkhornCache": "attention",
+    "Tuning": "attention",
     "anneal_tau": "conversion",
     "backend_for": "attention",
     "causal_sinkhorn": "core",
@@ -73,6 +76,7 @@ _PACKAGE = {
     "sinkhorn_limit": "core",
     "to_sinkformer": "conversion",
     "to_transformer": "conversion",
+    "tune": "attention",
     "watch_attention": "conversion",
     "workspace_limit": "core",
 }

@@ -128,16 +128,19 @@ def backend_for(*args: Any, **kwargs: Any) -> str:
         >>> sinkformers.backend_for(q, k, v, n_iters=5, backend="torch"), sinkformers.backend_for(q, k, v, n_iters=1)
         ('torch', 'sdpa')
     """
+    return plan_attention(*args, **kwargs).backend
+
+
+def plan_attention(*args: Any, **kwargs: Any) -> Plan:
+    """How a call of `sinkhorn_attention` with these arguments is served."""
     bound = inspect.signature(sinkhorn_attention).bind(*args, **kwargs)
     bound.apply_defaults()
-    return _plan(*bound.arguments.values()).backend
+    return _plan(*bound.arguments.values())
 
 
 def attention_with_evidence(*args: Any, **kwargs: Any) -> tuple[Tensor, HasEvidence | None]:
     """`sinkhorn_attention` that also returns how each head converged at `n_iters=math.inf`; None for other calls."""
-    bound = inspect.signature(sinkhorn_attention).bind(*args, **kwargs)
-    bound.apply_defaults()
-    plan = _plan(*bound.arguments.values())
+    plan = plan_attention(*args, **kwargs)
     if plan.function is not _run_to_the_limit:
         return plan.function(*plan.arguments), None
     result = _find_limit(*plan.arguments)
@@ -176,7 +179,7 @@ def _plan(
         assert isinstance(n_iters, int)
         call = AttentionCall(query, key, value, *NO_MASKS, None, None, None, n_iters, scale, False, 0.0, False)
         chosen = BACKENDS.choose(CALLER, backend, call)
-        return Plan(chosen.name, _run, (call, chosen))
+        return Plan(chosen.name, _run, (call, chosen), BACKENDS, call)
     query, key, value = check_tokens(query, key, value, enable_gqa)
     n_iters = checks.iterations(CALLER, n_iters)
     stop = check_stop(n_iters, gradient, tol, max_iters)
@@ -225,7 +228,8 @@ def _plan(
     chosen = backends.choose(CALLER, backend, call)
     if empty:
         return Plan(chosen.name, no_output, (query, key, value, masks.bias, relaxation))
-    return Plan(chosen.name, _run if isinstance(call, AttentionCall) else _run_to_the_limit, (call, chosen))
+    function = _run if isinstance(call, AttentionCall) else _run_to_the_limit
+    return Plan(chosen.name, function, (call, chosen), backends, call)
 
 
 def _run(call: AttentionCall, backend: Backend) -> Tensor:

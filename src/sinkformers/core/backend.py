@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sinkformers.core import checks
+from sinkformers.core.description import shape_of
 from sinkformers.core.self_check import SelfChecks
 
 
@@ -60,6 +61,14 @@ class Backend:
         """A result of `forward_eager` with the state in the form of `forward`, which is what the operator describes."""
         return result
 
+    def choices(self, call: Any) -> tuple[str, ...]:
+        """The names of ways to compute such a call that differ in speed alone; none where there is only one."""
+        return ()
+
+    def prefer(self, call: Any, choice: str) -> None:
+        """Compute calls of this shape in one of the `choices`, from now on, in this process."""
+        raise NotImplementedError
+
     def warning(self, call: Any) -> str | None:
         """What to warn of, once per process, where `auto` passes over this backend; None for nothing."""
         return None
@@ -98,6 +107,7 @@ class Backends:
     def __init__(self, *backends: Backend) -> None:
         self.by_name = {backend.name: backend for backend in backends}
         self.checks = SelfChecks()
+        self.winners: dict[tuple[Any, ...], str] = {}  # by shape: what `tune` found to be the fastest
 
     def __getitem__(self, name: str) -> Backend:
         return self.by_name[name]
@@ -117,15 +127,21 @@ class Backends:
                 f'{caller}: backend="{name}" cannot serve this call: {reason}. '
                 'backend="torch" serves all calls, and "auto" takes the fastest backend that can.'
             )
+        if self.winners and not torch.compiler.is_compiling():  # eager calls were timed
+            winner = self.winners.get(shape_of(call))
+            if winner is not None and self.by_name[winner].why_not(call) is None:
+                return self.by_name[winner]
         for backend in self.by_name.values():
             if backend.automatic(call):
-                if backend.why_not(call) is None and (backend.kind(call) is None or self._agrees(backend, call)):
+                if backend.why_not(call) is None and self.trusts(backend, call):
                     return backend
                 _warn_once(backend.warning(call))
         raise NotImplementedError(f"{caller}: no backend serves this call.")
 
-    def _agrees(self, backend: Backend, call: Any) -> bool:
-        """Whether a backend is known to agree with torch on calls of this kind, on this device."""
+    def trusts(self, backend: Backend, call: Any) -> bool:
+        """Whether a backend needs no check, or is known to agree with torch on calls of this kind, on this device."""
+        if backend.kind(call) is None:
+            return True
         verdict = self.checks.verdict(backend, self.by_name["torch"], call)
         if verdict is None:
             return False

@@ -17,7 +17,9 @@ def versions() -> dict[str, str]:
     found = {"sinkformers": sinkformers.__version__, "torch": str(torch.__version__)}
     triton = next((version for name in _TRITONS if (version := _installed(name))), None)
     others = {"triton": triton, "cuda": torch.version.cuda, "hip": torch.version.hip}
-    return found | {name: version for name, version in others.items() if version} | {"python": platform.python_version()}
+    return (
+        found | {name: version for name, version in others.items() if version} | {"python": platform.python_version()}
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -75,7 +75,7 @@ def check(backend: "Backend", reference: "Backend", call: Any) -> Verdict | None
             return None
         except Exception as error:
             agrees, finding = False, _raised(error)
-    return Verdict(agrees, finding, None if agrees else _warning(backend, reference, call, finding))
+    return Verdict(agrees, finding, None if agrees else _warning(backend, call, finding))
 
 
 def _compare(backend: "Backend", reference: "Backend", call: Any) -> tuple[bool, str]:
@@ -90,13 +90,13 @@ def _compare(backend: "Backend", reference: "Backend", call: Any) -> tuple[bool,
     return not off.exceeds(allowed), finding
 
 
-def _warning(backend: "Backend", reference: "Backend", call: Any, finding: str) -> str:
+def _warning(backend: "Backend", call: Any, finding: str) -> str:
     from sinkformers.core.environment import device_name, versions
 
     numbers = ", ".join(f"{name} {version}" for name, version in versions().items())
     return (
         f'backend="{backend.name}" failed its self-check on {device_name(call[0].device)} and is not used for such '
-        f'calls; backend="{reference.name}" computes them. {type(call).__name__}, {call[0].dtype}: {finding}. '
+        f'calls: "auto" takes another one. {type(call).__name__}, {call[0].dtype}: {finding}. '
         f"{numbers}. Please report this with the output of `python -m sinkformers.doctor`."
     )
 

@@ -94,8 +94,8 @@ def plan_causal(
     chosen = BACKENDS.choose(CALLER, settings.backend, call)
     if empty:
         return Plan(chosen.name, _empty, (call, cache, *kept, settings.tau))
-    call = call.change(block=chosen.rows_per_block(call))
-    return Plan(chosen.name, _run, (call, chosen, cache, *kept))
+    in_blocks = call.change(block=chosen.rows_per_block(call))
+    return Plan(chosen.name, _run, (in_blocks, chosen, cache, *kept), BACKENDS, call)
 
 
 def _check_triangle(query: Tensor, key: Tensor, attn_mask: Tensor | None, settings: Settings) -> None:
