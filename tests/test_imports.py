@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "modules": {"core", "attention", "flows"},
     "conversion": {"core", "modules", "attention"},
     "models": {"attention", "modules"},
+    "doctor": {"core", "attention"},
     "public": {"core", "attention", "flows", "modules", "conversion", "models"},
-    "lab": {"public", "core", "attention", "flows", "modules", "conversion", "models"},
+    "lab": {"public", "core", "attention", "doctor", "flows", "modules", "conversion", "models"},
     "moved": {"public", "lab"},
 }
 # Old import paths, which warn and look names up in the lab.

@@ -36,11 +36,16 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "python -m si
             timed += _time(device)
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"\nwarning: {message}")
+    code = _verdict(findings)
     if asked.json is not None:
         command = " ".join([program, *(["--bench"] if asked.bench else [])])
-        record.write(asked.json, command, findings, timed)
-        print(f"\nwritten: {asked.json}")
-    return _verdict(findings)
+        try:
+            record.write(asked.json, command, findings, timed)
+        except OSError as error:
+            print(f"{program}: cannot write {asked.json}: {error.strerror or error}.", file=sys.stderr)
+            return 2
+        print(f"Written: {asked.json}")
+    return code
 
 
 def _compare(device: torch.device) -> list[Finding]:
