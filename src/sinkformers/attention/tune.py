@@ -8,10 +8,12 @@ from torch import Tensor
 
 from sinkformers.attention.functional import plan_attention
 from sinkformers.core import checks
+from sinkformers.core.agreement import deviation, tolerance
 from sinkformers.core.backend import Backend, Backends
 from sinkformers.core.description import shape_of
 from sinkformers.core.environment import device_name
-from sinkformers.core.timing import Call, Seconds, duration, medians, time_in_turn, time_once
+from sinkformers.core.self_check import LIMIT_STEPS
+from sinkformers.core.timing import Call, Seconds, duration, medians, time_in_turn
 
 CALLER = "tune"
 
@@ -153,29 +155,44 @@ class _Contest:
             learned = [x for x in others if isinstance(x, Tensor) and x.requires_grad]
             inputs, device = [*tokens, *learned] if self.backward else [], tokens[0].device
             calls: dict[tuple[str, str], Call] = {}
+            known: dict[str, Tensor] | None = None
             for backend in self.table.by_name.values():
                 if not backend.automatic(self.described):
                     continue
                 for choice in backend.choices(self.described) or ("",):
-                    way = backend.name, choice
                     call = self._call(backend, choice, tokens)
-                    reason = self._why_not(backend, choice) or _warm_up(call, inputs, device)
+                    reason, outcome = self._try(backend, call, inputs, known)
                     if reason is None:
-                        calls[way] = call
-                    found[way] = Candidate(backend.name, choice, None, reason or "")
+                        known = outcome if known is None else known
+                        calls[backend.name, choice] = call
+                    found[backend.name, choice] = Candidate(backend.name, choice, None, reason or "")
             times = time_in_turn(calls, inputs, device, seconds)
         for way in calls:
             found[way] = found[way]._replace(seconds=medians(times[way]))
         return tuple(found.values())
 
-    def _why_not(self, backend: Backend, choice: str) -> str | None:
-        """The reason why a candidate cannot be timed, or None where it can."""
+    def _try(
+        self, backend: Backend, call: Call, inputs: list[Tensor], known: dict[str, Tensor] | None
+    ) -> tuple[str | None, dict[str, Tensor]]:
+        """The reason why a candidate is not timed, or None; and what it computes, which has to be what others do."""
         reason = backend.why_not(self.described)
-        if reason is None and choice:
-            backend.prefer(self.described, choice)
         if reason is None and not self.table.trusts(backend, self.described):
-            return "it failed its self-check on this device"
-        return reason
+            reason = "it failed its self-check on this device"
+        if reason is not None:
+            return reason, {}
+        try:
+            for _ in range(2):  # the first call compiles what is to be compiled
+                torch.manual_seed(0)
+                outcome = _outcome(call, inputs)
+        except Exception as error:
+            return f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}", {}
+        n, m = self.described[0].shape[-2], self.described[1].shape[-2]
+        steps = getattr(self.described, "n_iters", LIMIT_STEPS)
+        allowed = 2 * tolerance(self.described[0].dtype, n, m, steps) + 10 * getattr(self.described, "tol", 0.0)
+        off = deviation(outcome, outcome if known is None else known)
+        if off.exceeds(allowed):
+            return f"it disagrees: {off.name} deviates by {off.size:.1e}, where rounding explains {allowed:.1e}", {}
+        return None, outcome
 
     def _call(self, backend: Backend, choice: str, tokens: list[Tensor]) -> Call:
         def call() -> Tensor:
@@ -187,14 +204,14 @@ class _Contest:
         return call
 
 
-def _warm_up(call: Call, inputs: list[Tensor], device: torch.device) -> str | None:
-    """Call twice, which compiles what is to be compiled; the reason if that fails."""
-    try:
-        for _ in range(2):
-            time_once(call, inputs, device)
-    except Exception as error:
-        return f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
-    return None
+def _outcome(call: Call, inputs: list[Tensor]) -> dict[str, Tensor]:
+    """The output, and the gradients of its sum of squares."""
+    out = call()
+    found = {"the output": out.detach()}
+    if inputs:
+        grads = torch.autograd.grad(out, inputs, out.detach(), allow_unused=True)
+        found |= {f"gradient {number}": grad for number, grad in enumerate(grads) if grad is not None}
+    return found
 
 
 def _described(call: Any, backward: bool) -> str:
