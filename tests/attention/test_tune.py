@@ -112,6 +112,7 @@ def test_a_choice_is_timed_and_kept(toy):
     if found.backend == "toy":
         assert toy.preferred[tokens()[0].shape] == found.choice == "awake"
     attend.BACKENDS.by_name.pop("torch")
+    attend.BACKENDS.winners.clear()
     found = tune(*tokens(), n_iters=5, seconds=0.1)
     assert (found.backend, found.choice) == ("toy", "awake")
     toy.used.clear()

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinkformers
-from sinkformers import sinkhorn, sinkhorn_attention
+from sinkformers import SinkhornCache, sinkhorn, sinkhorn_attention
 from sinkformers.attention import attend
 from sinkformers.attention.backends import Torch
 from sinkformers.attention.causal import operator as causal_operator
@@ -350,6 +350,36 @@ def test_the_other_operators_follow_the_same_rules(install, torch_backend, table
         call()
     assert len(caught) == 1
     assert len(wrong.sizes) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key_mask": torch.tensor([[True] * 5 + [False] * 2]), "cache": "new"},
+        {"attn_mask": torch.rand(5, 7) < 0.8, "cache": "cross"},
+        {"attn_mask": torch.randn(3, 5, 7), "causal": "streaming", "tau": 0.5},
+        {"causal": "streaming", "dropout_p": 0.2, "cost": "l2", "n_iters": 9},
+    ],
+    ids=["padding", "cross", "bias", "dropout"],
+)
+def test_causal_calls_of_every_kind(install, options, dtype):
+    """Columns that nobody sees have received nothing, which each dtype writes with its own lowest number."""
+    toy, options = install(toy_of(CausalTorch)(), causal_operator.BACKENDS), dict(options)
+    query, key, value = tokens(dtype)
+    if options.get("cache") == "new":
+        query, options["cache"] = torch.cat([query, query[:, :, :2]], 2), SinkhornCache()[0]
+    elif options.get("cache") == "cross":
+        options["cache"] = SinkhornCache().cross(0)
+    options.setdefault("causal", "streaming")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if "key_mask" in options and options["cache"].key is not None:
+                options["key_mask"] = torch.ones(1, 14, dtype=torch.bool)
+            sinkhorn_attention(query, key, value, **options)
+    assert [str(each.message) for each in caught] == []
+    assert len(toy.sizes) == 3
 
 
 def test_a_kind_without_a_small_call_is_not_trusted(install):

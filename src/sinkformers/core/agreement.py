@@ -44,10 +44,9 @@ def tolerance(dtype: torch.dtype, n: int, m: int, n_iters: int) -> float:
 
     The steps run in float32 at least. Each commits the rounding of a sum, √max(n, m)·eps, and these errors add up; the
     gradient is a sum over the steps of products with what they found, so that they are counted once more for each.
-    Tokens in half precision add roundings of their own: of the weights, or of the gradient of the scores, before a
-    product, and of its result, four in a row at most, each no larger than eps of the largest term. The terms of a
-    product may be twice as large as the largest entry of their sum.
+    Tokens in half precision add roundings of their own, four in a row at most: of the incoming gradient, of the weights
+    or the gradient of the scores before a product, and of its result.
     """
     working = torch.float64 if dtype == torch.float64 else torch.float32
     steps = (n_iters + 1) ** 2 * max(n, m) ** 0.5 * torch.finfo(working).eps
-    return steps if dtype == working else steps + 8 * torch.finfo(dtype).eps
+    return steps if dtype == working else steps + 4 * torch.finfo(dtype).eps

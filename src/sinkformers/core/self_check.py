@@ -115,7 +115,8 @@ def outcome(backend: "Backend", call: Any, dtype: torch.dtype) -> dict[str, Tens
     found = {fields[0].name: result[0]}
     for field, value in zip(fields[1:], result[1:], strict=True):
         if field.role is not None and not field.role.saved and field.role.axes:  # returned to the caller
-            found[field.name] = value
+            # The lowest numbers of a dtype stand for minus infinity in sums of logarithms.
+            found[field.name] = value.masked_fill(value <= torch.finfo(value.dtype).min / 8, -torch.inf)
     for name in (name for name, is_needed in needed.items() if is_needed):
         value, grad = getattr(call, name), grads[name]
         assert grad is not None, name

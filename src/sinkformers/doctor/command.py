@@ -48,6 +48,13 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "python -m si
     return code
 
 
+def _why_not_written(file: Path) -> str | None:
+    """What is wrong with the name of a file, which is better known before minutes of work than after."""
+    if file.is_dir():
+        return f"{file} is a folder; name a file in it."
+    return None if file.parent.is_dir() else f"there is no folder {file.parent}; create it, or name another."
+
+
 def _compare(device: torch.device) -> list[Finding]:
     print(f"\nAgreement with float64 on {device}: largest deviation of output and of gradients, ÷ largest entry")
     found = []
