@@ -6,7 +6,7 @@ from importlib import metadata
 
 import torch
 
-import sinkformers
+from sinkformers import __version__
 
 _TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-windows")
 
@@ -14,7 +14,7 @@ _TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-windows")
 @cache
 def versions() -> dict[str, str]:
     """The versions that numbers and times depend on, by name."""
-    found = {"sinkformers": sinkformers.__version__, "torch": str(torch.__version__)}
+    found = {"sinkformers": __version__, "torch": str(torch.__version__)}
     triton = next((version for name in _TRITONS if (version := _installed(name))), None)
     others = {"triton": triton, "cuda": torch.version.cuda, "hip": torch.version.hip}
     return (

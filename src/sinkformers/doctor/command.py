@@ -18,10 +18,8 @@ from sinkformers.doctor.machine import described, devices
 def main(arguments: Sequence[str] | None = None, *, program: str = "python -m sinkformers.doctor") -> int:
     """Examine the installation. Returns 1 where a backend disagrees with float64 or raises, else 0."""
     asked = _parser(program).parse_args(arguments)
-    if asked.json is not None and not asked.json.parent.is_dir():
-        print(
-            f"{program}: --json: there is no folder {asked.json.parent}; create it, or name another.", file=sys.stderr
-        )
+    if asked.json is not None and (reason := _why_not_written(asked.json)):
+        print(f"{program}: --json: {reason}", file=sys.stderr)
         return 2
     found = devices()
     for line in described(found):

@@ -9,11 +9,12 @@ from torch import Tensor
 from sinkformers.attention.backends.torch import implicit_gradients
 from sinkformers.attention.call import AttentionCall, AttentionResult
 from sinkformers.core.backend import Backend
-from sinkformers.core.backends.triton import is_gpu, launching_on, why_not_on
+from sinkformers.core.backends.triton import is_gpu, launching_on, power_of_two, why_not_on
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.ranges import masked_bias
 
 MOST_FEATURES = 256
+SHORT = 256  # up to here one program may hold a whole head, of sizes padded to powers of two
 
 
 class Triton(Backend):
@@ -28,7 +29,17 @@ class Triton(Backend):
         return is_gpu(call.query.device)
 
     def kind(self, call: AttentionCall) -> Hashable:
-        return kind_of(call)
+        sizes = power_of_two(call.query.shape[-2]), power_of_two(call.key.shape[-2])
+        return kind_of(call), sizes if max(sizes) <= SHORT else None
+
+    def choices(self, call: AttentionCall) -> tuple[str, ...]:
+        return tuple(_plans(call))
+
+    def prefer(self, call: AttentionCall, choice: str) -> None:
+        from sinkformers.kernels import triton
+
+        with launching_on(call.query.device):
+            triton.sizes.prefer(prepared(call), _plans(call)[choice])
 
     def why_not(self, call: AttentionCall) -> str | None:
         return why_not_tokens(call.query, call.value)
@@ -61,6 +72,23 @@ class Triton(Backend):
                 needs_bias=needed["bias"],
             )
         return dict(zip(("query", "key", "value", "bias", "tau"), grads, strict=True))
+
+
+def _plans(call: AttentionCall) -> dict[str, Any]:
+    """The kernels' plans for a call by name, the default first; none where they have one way only."""
+    from sinkformers.kernels import triton
+
+    sizes = getattr(triton, "sizes", None)
+    if sizes is None:
+        return {}
+    with launching_on(call.query.device):
+        return {_name(plan): plan for plan in sizes.candidates(prepared(call))}
+
+
+def _name(plan: Any) -> str:
+    """The tiles of a plan, such as `sums 64×64, gradient 32×32`."""
+    tiles = ((name.replace("_", " "), tile) for name, tile in plan._asdict().items() if tile is not None)
+    return ", ".join(f"{name} {tile.rows}×{tile.cols}" for name, tile in tiles)
 
 
 def why_not_tokens(query: Tensor, value: Tensor) -> str | None:
