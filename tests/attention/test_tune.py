@@ -28,7 +28,7 @@ class Slow(Torch):
         self.preferred = {}
         self.used = []
 
-    def choices(self, call):
+    def choices(self, _call):
         return ("sleepy", "awake", "wrong")
 
     def prefer(self, call, choice):
@@ -87,7 +87,7 @@ def test_the_winner_is_what_auto_takes(options):
         assert line in repr(found)
 
 
-def test_the_winner_holds_for_its_shape_alone(monkeypatch):
+def test_the_winner_holds_for_its_shape_alone():
     """Torch wins by decree; another shape, dtype or setting is served as before."""
     usual = sinkformers.backend_for(*tokens())
     native = attend.BACKENDS.by_name.pop("native", None)
@@ -124,7 +124,7 @@ def test_a_backend_that_raises_is_listed(monkeypatch):
     class Raises(Torch):
         name = "raises"
 
-        def forward(self, call):
+        def forward(self, _call):
             raise torch.OutOfMemoryError("no room for 8 GB\nat all")
 
     monkeypatch.setattr(attend.BACKENDS, "by_name", {"raises": Raises(), "torch": attend.BACKENDS["torch"]})
@@ -132,7 +132,7 @@ def test_a_backend_that_raises_is_listed(monkeypatch):
     assert found.backend == "torch"
     assert found.candidates[0].reason == "it raised OutOfMemoryError: no room for 8 GB"
     monkeypatch.setattr(attend.BACKENDS, "by_name", {"raises": Raises()})
-    with pytest.raises(RuntimeError, match="no backend could be timed. raises: it raised OutOfMemoryError"):
+    with pytest.raises(RuntimeError, match=r"no backend could be timed\. raises: it raised OutOfMemoryError"):
         tune(*tokens(n=3), **FEW)
 
 
@@ -172,16 +172,16 @@ def test_a_winner_that_cannot_serve_any_more_is_measured_again(tmp_path):
 
 DAMAGE = {
     "cut off": lambda text: text[: len(text) // 2],
-    "empty": lambda text: "",
-    "not JSON": lambda text: "backend: native",
-    "other JSON": lambda text: '{"name": "a package"}',
-    "a list": lambda text: "[1, 2]",
+    "empty": lambda _: "",
+    "not JSON": lambda _: "backend: native",
+    "other JSON": lambda _: '{"name": "a package"}',
+    "a list": lambda _: "[1, 2]",
     "other format": lambda text: text.replace("tuning 1", "tuning 2"),
     "entry without times": lambda text: text.replace('"seconds"', '"minutes"'),
     "times of another type": lambda text: text.replace('"choice": ""', '"choice": 3'),
-    "entries of another type": lambda text: '{"format": "sinkformers tuning 1", "entries": [7]}',
-    "bytes": lambda text: b"\xff\xfe\x00",
-    "deep": lambda text: "[" * 100_000,
+    "entries of another type": lambda _: '{"format": "sinkformers tuning 1", "entries": [7]}',
+    "bytes": lambda _: b"\xff\xfe\x00",
+    "deep": lambda _: "[" * 100_000,
 }
 
 

@@ -27,13 +27,13 @@ def toy_of(torch_backend):
     class Toy(torch_backend):
         name = "toy"
 
-        def __init__(self, change=lambda call, result: result, change_back=lambda call, grads: grads):
+        def __init__(self, change=lambda _, result: result, change_back=lambda _, grads: grads):
             self.change, self.change_back, self.sizes = change, change_back, []
 
         def kind(self, call):
             return call[0].dtype, call[0].shape[-1]
 
-        def traced(self, call):
+        def traced(self, _call):
             return None  # compiled graphs hold the operator
 
         def forward(self, call):
@@ -82,7 +82,7 @@ def raising(error):
 
 
 def times(field, factor):
-    return lambda call, grads: {**grads, field: grads[field] * factor}
+    return lambda _, grads: {**grads, field: grads[field] * factor}
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -98,22 +98,26 @@ def test_a_backend_that_is_right_is_taken(install, dtype):
     assert served_by(inputs) == ("toy", [])
 
 
-def nan_once(call, result):
+def nan_once(_, result):
     out = result.out.clone()
     out.view(-1)[3] = torch.nan
     return result._replace(out=out)
 
 
 WRONG = {
-    "an output": (lambda call, result: result._replace(out=result.out * 1.1), times("key", 1.0), "deviates by"),
+    "an output": (lambda _, result: result._replace(out=result.out * 1.1), times("key", 1.0), "deviates by"),
     "a NaN": (nan_once, times("key", 1.0), "out deviates by nan"),
-    "raised forward": (raising(RuntimeError("no shared memory\nleft")), times("key", 1.0), "it raised RuntimeError: no"),
+    "raised forward": (
+        raising(RuntimeError("no shared memory\nleft")),
+        times("key", 1.0),
+        "it raised RuntimeError: no",
+    ),
     "raised without a word": (raising(AssertionError()), times("key", 1.0), "it raised AssertionError"),
-    "raised backward": (lambda call, result: result, raising(ImportError("no compiler")), "ImportError: no compiler"),
-    "no gradient": (lambda call, result: result, lambda call, grads: {**grads, "key": None}, "AssertionError: key"),
+    "raised backward": (lambda _, result: result, raising(ImportError("no compiler")), "ImportError: no compiler"),
+    "no gradient": (lambda _, result: result, lambda _, grads: {**grads, "key": None}, "AssertionError: key"),
     **{
         f"gradient of {name}": (
-            lambda call, result: result,
+            lambda _, result: result,
             times(name, factor),
             f"the gradient of {name} deviates by",
         )
@@ -139,7 +143,7 @@ def test_a_backend_that_is_wrong_is_not(install, case, dtype):
 
 def test_a_name_means_what_it_says(install):
     """Who names a backend gets it, checked or not."""
-    toy = install(Toy(lambda call, result: result._replace(out=result.out + 1)))
+    toy = install(Toy(lambda _, result: result._replace(out=result.out + 1)))
     inputs = tokens()
     assert served_by(inputs)[0] != "toy"
     seen = len(toy.sizes)
@@ -171,7 +175,7 @@ def test_threads_check_once(install):
     """All that come at the same moment wait for one verdict."""
     start, inside, found = threading.Barrier(8), threading.Semaphore(1), []
 
-    def change(call, result):
+    def change(_, result):
         assert inside.acquire(blocking=False), "two checks at a time"
         threading.Event().wait(0.05)
         inside.release()
@@ -196,7 +200,7 @@ def test_a_check_does_not_check(install):
     """A backend that itself leaves a call to `auto` gets torch or native there, and no second check."""
     inner = []
 
-    def change(call, result):
+    def change(_, result):
         inner.append(sinkformers.backend_for(*tokens(width=3)))
         return result
 
@@ -251,11 +255,11 @@ def test_there_is_no_check_where_operations_are_intercepted(install, place):
 def test_there_is_no_check_while_a_graph_is_captured(install, monkeypatch):
     toy, inputs = install(Toy()), tokens()
     with monkeypatch.context() as patch:
-        patch.setattr(self_check, "captured", lambda device: True)
+        patch.setattr(self_check, "captured", lambda _: True)
         assert served_by(inputs)[0] != "toy"
     assert toy.sizes == []
     assert served_by(inputs)[0] == "toy"
-    monkeypatch.setattr(self_check, "captured", lambda device: True)
+    monkeypatch.setattr(self_check, "captured", lambda _: True)
     assert served_by(inputs)[0] == "toy"
 
 
@@ -270,7 +274,7 @@ def test_capture_is_asked_of_the_device(monkeypatch):
 def test_no_memory_is_no_verdict(install):
     trouble = [torch.OutOfMemoryError("the device is full")]
 
-    def change(call, result):
+    def change(_, result):
         if trouble:
             raise trouble.pop()
         return result
@@ -283,7 +287,7 @@ def test_no_memory_is_no_verdict(install):
 def test_an_interrupt_passes(install):
     trouble = [KeyboardInterrupt()]
 
-    def change(call, result):
+    def change(_, result):
         if trouble:
             raise trouble.pop()
         return result
@@ -298,7 +302,7 @@ def test_nothing_of_the_users_is_touched(install):
     """Random numbers, gradients, autocast, default dtype and device: neither do they change, nor do they matter."""
     seen = []
 
-    def change(call, result):
+    def change(_, result):
         seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
         return result
 
@@ -329,7 +333,7 @@ def test_nothing_of_the_users_is_touched(install):
 
 
 def out_times(factor):
-    return lambda call, result: result._make((result[0] * factor, *result[1:]))
+    return lambda _, result: result._make((result[0] * factor, *result[1:]))
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,17 @@ def test_the_limit_is_reached_by_the_exact_answer():
         assert (longer[name] - exact).abs().max() <= 1e-12 * exact.abs().max()
 
 
-def test_the_output_says_what_is_here(few, capsys):
+@pytest.mark.usefixtures("few")
+def test_the_output_says_what_is_here(capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
-    for part in (f"torch {torch.__version__}", "compiled CPU kernels: ", "threads: ", "workspace: 64 MiB", "device cpu"):
+    for part in (
+        f"torch {torch.__version__}",
+        "compiled CPU kernels: ",
+        "threads: ",
+        "workspace: 64 MiB",
+        "device cpu",
+    ):
         assert part in said
     assert "triton" in said
     assert "cannot serve: " in said
@@ -84,7 +91,7 @@ def gradient_of_value_off(monkeypatch):
     monkeypatch.setattr(attend.BACKENDS, "by_name", {**attend.BACKENDS.by_name, "torch": Off()})
 
 
-def raising(result):
+def raising(_):
     raise RuntimeError("misaligned address\nand more")
 
 
@@ -103,7 +110,8 @@ def nan(result):
     ],
     ids=["output", "NaN", "raises", "gradient"],
 )
-def test_a_backend_that_is_wrong_ends_it_with_1(few, monkeypatch, capsys, change, message, tmp_path):
+@pytest.mark.usefixtures("few")
+def test_a_backend_that_is_wrong_ends_it_with_1(monkeypatch, capsys, change, message, tmp_path):
     if change is None:
         gradient_of_value_off(monkeypatch)
     else:
@@ -119,14 +127,15 @@ def test_a_backend_that_is_wrong_ends_it_with_1(few, monkeypatch, capsys, change
     assert states == {"failed" if change is raising else "refused"}
 
 
-def test_failed_self_checks_are_among_the_output(few, monkeypatch, capsys):
+@pytest.mark.usefixtures("few")
+def test_failed_self_checks_are_among_the_output(monkeypatch, capsys):
     class Toy(NormalizeTorch):
         name = "toy"
 
         def kind(self, call):
             return call.scores.dtype
 
-        def forward(self, call):
+        def forward(self, _call):
             raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(normalize.BACKENDS, "by_name", {"toy": Toy(), **normalize.BACKENDS.by_name})
@@ -136,12 +145,13 @@ def test_failed_self_checks_are_among_the_output(few, monkeypatch, capsys):
 
 
 @pytest.fixture
-def quick(monkeypatch, few):
+def quick(monkeypatch):
     monkeypatch.setattr(benchmark, "SECONDS", 0.02)
-    monkeypatch.setattr(benchmark, "cases", lambda device: [(benchmark.Shape(2, 16), torch.float32)])
+    monkeypatch.setattr(benchmark, "cases", lambda _: [(benchmark.Shape(2, 16), torch.float32)])
 
 
-def test_times_stand_beside_those_of_sdpa(quick, capsys):
+@pytest.mark.usefixtures("few", "quick")
+def test_times_stand_beside_those_of_sdpa(capsys):
     assert main(["--bench"]) == 0
     said = capsys.readouterr().out
     assert "2 × 16, float32" in said
@@ -150,12 +160,13 @@ def test_times_stand_beside_those_of_sdpa(quick, capsys):
     assert said.count("× SDPA") >= 3
 
 
-def test_out_of_memory_is_a_line(quick, monkeypatch, capsys):
-    def full(result):
+@pytest.mark.usefixtures("few", "quick")
+def test_out_of_memory_is_a_line(monkeypatch, capsys):
+    def full(_):
         raise torch.OutOfMemoryError("tried to allocate 20 GB")
 
     install(monkeypatch, full)
-    monkeypatch.setattr(command, "compare_all", lambda device: iter(()))
+    monkeypatch.setattr(command, "compare_all", lambda _: iter(()))
     assert main(["--bench"]) == 0
     assert "torch, n_iters 21       it raised OutOfMemoryError" in capsys.readouterr().out
 
@@ -177,7 +188,7 @@ def test_sizes_are_those_of_the_device():
 def test_what_cannot_be_written(arguments, code, message, capsys, tmp_path, monkeypatch):
     """Before anything is computed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "compare_all", lambda device: pytest.fail("it computes"))
+    monkeypatch.setattr(command, "compare_all", lambda _: pytest.fail("it computes"))
     assert main(arguments) == code
     assert message in capsys.readouterr().err
 

@@ -36,10 +36,9 @@ class Triton(Backend):
         return tuple(_plans(call))
 
     def prefer(self, call: AttentionCall, choice: str) -> None:
-        from sinkformers.kernels import triton
-
+        plan = _plans(call)[choice]
         with launching_on(call.query.device):
-            triton.sizes.prefer(prepared(call), _plans(call)[choice])
+            _sizes().prefer(prepared(call), plan)
 
     def why_not(self, call: AttentionCall) -> str | None:
         return why_not_tokens(call.query, call.value)
@@ -76,13 +75,18 @@ class Triton(Backend):
 
 def _plans(call: AttentionCall) -> dict[str, Any]:
     """The kernels' plans for a call by name, the default first; none where they have one way only."""
-    from sinkformers.kernels import triton
-
-    sizes = getattr(triton, "sizes", None)
+    sizes = _sizes()
     if sizes is None:
         return {}
     with launching_on(call.query.device):
         return {_name(plan): plan for plan in sizes.candidates(prepared(call))}
+
+
+def _sizes() -> Any:
+    """The kernels' table of tile sizes, None where they have none."""
+    from sinkformers.kernels import triton
+
+    return getattr(triton, "sizes", None)
 
 
 def _name(plan: Any) -> str:

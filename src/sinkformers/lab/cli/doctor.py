@@ -15,7 +15,7 @@ def doctor(
         typer.Option("--json", help="Write a record that the benchmarks' report reads.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Show what serves attention on this machine, and compare every backend with float64. Exits with 1 if one is off."""
+    """Show what serves attention on this machine, and compare each backend with float64. Ends with 1 if one is off."""
     from sinkformers.doctor import main
 
     arguments = (["--bench"] if bench else []) + ([] if json is None else ["--json", str(json)])
