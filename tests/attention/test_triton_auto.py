@@ -193,10 +193,12 @@ def test_auto_does_not_take_them_on_the_cpu():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_a_compiled_region_has_the_verdict_that_is_known(kernels):
-    """Torch's operations before, the operator after; no check inside."""
-    inputs = tokens()
-    compiled = torch.compile(sinkhorn_attention, fullgraph=True, backend="aot_eager")
+@pytest.mark.parametrize("n", [50, 300])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_region_has_the_verdict_that_is_known(kernels, dynamic, n):
+    """Torch's operations before, the operator after; no check inside. Lengths may vary."""
+    inputs = tokens(n, n)
+    compiled = torch.compile(sinkhorn_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     torch._dynamo.reset()
     expected = sinkhorn_attention(*inputs, backend="torch")
     assert compiled(*inputs).allclose(expected, atol=1e-5)

@@ -136,6 +136,18 @@ def test_a_backend_that_raises_is_listed(monkeypatch):
         tune(*tokens(n=3), **FEW)
 
 
+def test_sharp_scores_are_no_disagreement():
+    """With larger scores rounding explains more."""
+    inputs = [30 * x for x in tokens(64, 64)]
+    found = tune(*inputs, **FEW, n_iters=5)
+    assert not [each for each in found.candidates if "disagrees" in each.reason]
+
+
+def test_the_generators_of_accelerators_are_left_alone(monkeypatch):
+    monkeypatch.setattr(torch, "manual_seed", lambda _: pytest.fail("it seeds all devices"))
+    tune(*tokens(), **FEW, dropout_p=0.5)
+
+
 def test_inference_tensors_can_be_tuned():
     with torch.inference_mode():
         assert tune(*tokens(), **FEW).backend in ("native", "torch")

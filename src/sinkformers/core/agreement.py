@@ -39,14 +39,15 @@ def deviation(got: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Deviati
     return worst
 
 
-def tolerance(dtype: torch.dtype, n: int, m: int, n_iters: int) -> float:
+def tolerance(dtype: torch.dtype, n: int, m: int, n_iters: int, largest_score: float = 0.0) -> float:
     """How far rounding may take an output or a gradient of `n_iters` steps from float64, relative to its largest entry.
 
     The steps run in float32 at least. Each commits the rounding of a sum, √max(n, m)·eps, and these errors add up; the
     gradient is a sum over the steps of products with what they found, so that they are counted once more for each.
+    Scores that are larger than √max(n, m) carry an error of their own, eps times their size, into every step.
     Tokens in half precision add roundings of their own, four in a row at most: of the incoming gradient, of the weights
     or the gradient of the scores before a product, and of its result.
     """
     working = torch.float64 if dtype == torch.float64 else torch.float32
-    steps = (n_iters + 1) ** 2 * max(n, m) ** 0.5 * torch.finfo(working).eps
+    steps = (n_iters + 1) ** 2 * max(max(n, m) ** 0.5, largest_score) * torch.finfo(working).eps
     return steps if dtype == working else steps + 4 * torch.finfo(dtype).eps

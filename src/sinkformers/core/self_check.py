@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sinkformers.core.agreement import deviation, tolerance
 from sinkformers.core.description import describe
-from sinkformers.core.modes import CPU, captured, transformed, without_autocast
+from sinkformers.core.modes import CPU, captured, readable, transformed, without_autocast
 
 if TYPE_CHECKING:
     from sinkformers.core.backend import Backend
@@ -47,7 +47,7 @@ class SelfChecks:
         """
         key = (backend.name, call[0].device, backend.kind(call))
         found = self.verdicts.get(key)
-        if found is not None or torch.compiler.is_compiling() or transformed() or captured(call[0].device):
+        if found is not None or not readable(call[0]) or transformed() or captured(call[0].device):
             return found
         global _running
         with _LOCK:
@@ -108,7 +108,8 @@ def outcome(backend: "Backend", call: Any, dtype: torch.dtype) -> dict[str, Tens
         call = call.change(block=backend.rows_per_block(call))
     result = backend.forward(call)
     fields = describe(type(result)).fields
-    numbers = torch.randn(result[0].shape, generator=torch.Generator("cpu").manual_seed(1), dtype=torch.float32)
+    generator = torch.Generator("cpu").manual_seed(1)
+    numbers = torch.randn(result[0].shape, generator=generator, dtype=torch.float32, device="cpu")
     d_output = numbers.to(dtype).to(result[0])
     needed = {field.name: getattr(call, field.name) is not None for field in description.gradients}
     grads = backend.backward(_saved(call), _saved(result), d_output, needed)

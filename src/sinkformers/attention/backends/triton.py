@@ -29,8 +29,8 @@ class Triton(Backend):
         return is_gpu(call.query.device)
 
     def kind(self, call: AttentionCall) -> Hashable:
-        sizes = power_of_two(call.query.shape[-2]), power_of_two(call.key.shape[-2])
-        return kind_of(call), sizes if max(sizes) <= SHORT else None
+        n, m = call.query.shape[-2], call.key.shape[-2]
+        return kind_of(call), (power_of_two(n), power_of_two(m)) if n <= SHORT and m <= SHORT else None
 
     def choices(self, call: AttentionCall) -> tuple[str, ...]:
         return tuple(_plans(call))

@@ -77,8 +77,11 @@ def launching_on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two that is not smaller."""
-    return 1 << max(0, size - 1).bit_length()
+    """The smallest power of two that is not smaller; sizes may be symbolic."""
+    power = 1
+    while power < size:
+        power *= 2
+    return power
 
 
 def why_not_on(device: torch.device) -> str | None:
