@@ -14,15 +14,34 @@ import triton.language as tl
 from sinkformers.kernels.triton.backward import NEAR
 from sinkformers.kernels.triton.dropout import is_kept
 from sinkformers.kernels.triton.forward import relaxation, row_potential, row_shift, vector
-from sinkformers.kernels.triton.operands import score_tile, store_tokens, tokens, valid_lines
+from sinkformers.kernels.triton.operands import masked_scores, squared_lengths, store_tokens, tokens, valid_lines
 
 
 @triton.jit
-def head_scores(query, key, mask, head, i, j, row, col, shift, scale, d, L2: tl.constexpr, D: tl.constexpr):
+def product(
+    left, right, lead, head, i, j, row, col, width, ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr
+):
+    """All products of the tokens of two operands, a few features at a time: what a thread holds does not grow."""
+    summed = tl.zeros([ROWS, COLS], tl.float32)
+    for first in range(0, width, FEATURES):
+        x = tokens(left, lead, head, i, row, width, FEATURES, first)
+        y = tokens(right, lead, head, j, col, width, FEATURES, first)
+        summed += tl.dot(x, tl.trans(y), input_precision="ieee")
+    return summed
+
+
+@triton.jit
+def head_scores(
+    query, key, mask, head, i, j, row, col, shift, scale, d,
+    L2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
     """All scores of a head, each row less its shift."""
-    q = tokens(query, mask.lead, head, i, row, d, D)
-    k = tokens(key, mask.lead, head, j, col, d, D)
-    return score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2)
+    squares = tl.zeros([COLS], tl.float32)
+    if L2:
+        for first in range(0, d, FEATURES):
+            squares += squared_lengths(tokens(key, mask.lead, head, j, col, d, FEATURES, first))
+    summed = product(query, key, mask.lead, head, i, j, row, col, d, ROWS, COLS, FEATURES)
+    return masked_scores(mask, head, i, j, row, col, summed, squares, shift, scale, L2)
 
 
 @triton.jit
@@ -89,8 +108,7 @@ def steps_in_logarithms(
 @triton.jit
 def head_forward(
     query, key, value, mask, n, m, f, excess, tau, log_rho, dropout, out, n_rows, n_cols, scale, d, e,
-    ROWS_LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    ROWS_LAST: tl.constexpr, L2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """The output of one head, and the tables `f` and `excess` that the passes over tiles write as well."""
     head = tl.program_id(0)
@@ -100,7 +118,8 @@ def head_forward(
     at_rows, at_cols = f + head.to(tl.int64) * (n_rows + 1) * n + i, excess + head.to(tl.int64) * n_cols * m + j
     at_steps = at_rows + n  # behind the maxima
 
-    scores = head_scores(query, key, mask, head, i, j, row, col, tl.zeros([ROWS], tl.float32), scale, d, L2, D)
+    shift = tl.zeros([ROWS], tl.float32)
+    scores = head_scores(query, key, mask, head, i, j, row, col, shift, scale, d, L2, ROWS, COLS, FEATURES)
     top = tl.where(row, tl.max(scores, 1), 0.0)
     tl.store(at_rows, top, mask=i < n)
     weights = tl.exp(scores - top[:, None])
@@ -111,7 +130,7 @@ def head_forward(
     if worst <= NEAR:
         weights = weights * tl.exp(g)[None, :]
     else:
-        scores = head_scores(query, key, mask, head, i, j, row, col, top, scale, d, L2, D)
+        scores = head_scores(query, key, mask, head, i, j, row, col, top, scale, d, L2, ROWS, COLS, FEATURES)
         f_last, g = steps_in_logarithms(
             scores, row, col, at_steps, at_cols, n, m, i < n, j < m, strength, target, n_rows, n_cols, ROWS, COLS
         )
@@ -123,13 +142,15 @@ def head_forward(
     weights = weights / total[:, None]
     if dropout.seed is not None:
         weights = tl.where(is_kept(dropout, head, i, j), weights, 0.0)
-    v = tokens(value, mask.lead, head, j, col, e, E)
-    summed = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    factor = tl.where(row, 1.0, 0.0)
     if not ROWS_LAST:
-        summed *= (total * tl.exp(level + f_last))[:, None]
+        factor *= total * tl.exp(level + f_last)
     if dropout.seed is not None:
-        summed *= dropout.scale
-    store_tokens(out, head, i, n, row, e, summed, E)
+        factor *= dropout.scale
+    for first in range(0, e, FEATURES):
+        v = tokens(value, mask.lead, head, j, col, e, FEATURES, first)
+        summed = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        store_tokens(out, head, i, n, row, e, summed * factor[:, None], FEATURES, first)
 
 
 @triton.jit
@@ -207,8 +228,7 @@ def gradient_in_logarithms(
 def head_backward(
     d_out, query, key, value, mask, n, m, f, excess, tau, log_rho, dropout, d_query, d_key, d_value, d_bias, d_tau,
     n_rows, n_cols, scale, d, e,
-    ROWS_LAST: tl.constexpr, L2: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    ROWS_LAST: tl.constexpr, L2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one head, from the tables that forward wrote."""
     head = tl.program_id(0)
@@ -218,28 +238,26 @@ def head_backward(
     shift, f_last = row_shift(f, head, n_rows, i, n), row_potential(f, head, n_rows, n_rows - 1, i, n)
     g_last = -strength * vector(excess, head, n_cols, n_cols - 1, j, m)
 
-    scores = head_scores(query, key, mask, head, i, j, row, col, shift, scale, d, L2, D)
+    scores = head_scores(query, key, mask, head, i, j, row, col, shift, scale, d, L2, ROWS, COLS, FEATURES)
     weights = tl.exp(scores + f_last[:, None] + g_last[None, :])
-    incoming = tokens(d_out, mask.lead, head, i, row, e, E)
-    v = tokens(value, mask.lead, head, j, col, e, E)
-    inside = tl.dot(incoming, tl.trans(v), input_precision="ieee")
-    dropped = weights
+    dropped, factor = weights, 1.0
     if dropout.seed is not None:
-        kept = is_kept(dropout, head, i, j)
-        inside = tl.where(kept, inside * dropout.scale, 0.0)
-        dropped = tl.where(kept, weights, 0.0)
-    inside = tl.where(scores == float("-inf"), 0.0, inside)
-    summed = tl.dot(tl.trans(dropped).to(incoming.dtype), incoming, input_precision="ieee")
+        dropped, factor = tl.where(is_kept(dropout, head, i, j), weights, 0.0), dropout.scale
+    for first in range(0, e, FEATURES):
+        incoming = tokens(d_out, mask.lead, head, i, row, e, FEATURES, first)
+        summed = tl.dot(tl.trans(dropped.to(incoming.dtype)), incoming, input_precision="ieee")
+        store_tokens(d_value, head, j, m, col, e, summed * factor, FEATURES, first)
+    inside = product(d_out, value, mask.lead, head, i, j, row, col, e, ROWS, COLS, FEATURES)
     if dropout.seed is not None:
-        summed *= dropout.scale
-    store_tokens(d_value, head, j, m, col, e, summed, E)
+        inside = tl.where(is_kept(dropout, head, i, j), inside * factor, 0.0)
+    inside = tl.where(weights == 0.0, 0.0, inside)  # which no value that is NaN must reach where masked
 
     if largest_change(f, excess, f_last, g_last, head, i, j, n, m, strength, target, n_rows, n_cols) <= NEAR:
         grad, of_tau = gradient_by_scaling(
             weights, inside, f, excess, f_last, g_last, head, i, j, n, m, strength, target, n_rows, n_cols, ROWS_LAST
         )
     else:
-        scores = head_scores(query, key, mask, head, i, j, row, col, shift, scale, d, L2, D)
+        scores = head_scores(query, key, mask, head, i, j, row, col, shift, scale, d, L2, ROWS, COLS, FEATURES)
         grad, of_tau = gradient_in_logarithms(
             scores, weights * inside, f, excess, head, i, j, n, m, strength, target, n_rows, n_cols, ROWS_LAST
         )
@@ -248,10 +266,15 @@ def head_backward(
     if d_bias is not None:
         at = d_bias + (head.to(tl.int64) * n + i)[:, None] * m + j[None, :]
         tl.store(at, grad, mask=(i < n)[:, None] & (j < m)[None, :])
-    k = tokens(key, mask.lead, head, j, col, d, D)
-    store_tokens(d_query, head, i, n, row, d, tl.dot(grad.to(k.dtype), k, input_precision="ieee") * scale, D)
-    q = tokens(query, mask.lead, head, i, row, d, D)
-    summed = tl.dot(tl.trans(grad).to(q.dtype), q, input_precision="ieee")
+    down = tl.zeros([COLS], tl.float32)
     if L2:
-        summed -= tl.sum(grad, 0)[:, None] * k.to(tl.float32)
-    store_tokens(d_key, head, j, m, col, d, summed * scale, D)
+        down = tl.sum(grad, 0)
+    for first in range(0, d, FEATURES):
+        q = tokens(query, mask.lead, head, i, row, d, FEATURES, first)
+        k = tokens(key, mask.lead, head, j, col, d, FEATURES, first)
+        summed = tl.dot(grad.to(k.dtype), k, input_precision="ieee")
+        store_tokens(d_query, head, i, n, row, d, summed * scale, FEATURES, first)
+        summed = tl.dot(tl.trans(grad.to(q.dtype)), q, input_precision="ieee")
+        if L2:
+            summed -= down[:, None] * k.to(tl.float32)
+        store_tokens(d_key, head, j, m, col, d, summed * scale, FEATURES, first)
