@@ -16,6 +16,8 @@ from sinkformers.kernels.triton.dropout import is_kept
 from sinkformers.kernels.triton.forward import relaxation, row_potential, row_shift, vector
 from sinkformers.kernels.triton.operands import masked_scores, squared_lengths, store_tokens, tokens, valid_lines
 
+FEATURES = 16  # at a time: more of them take registers that the scores need
+
 
 @triton.jit
 def product(
@@ -228,15 +230,25 @@ def gradient_in_logarithms(
 def head_backward(
     d_out, query, key, value, mask, n, m, f, excess, tau, log_rho, dropout, d_query, d_key, d_value, d_bias, d_tau,
     n_rows, n_cols, scale, d, e,
-    ROWS_LAST: tl.constexpr, L2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr,
+    NEAR_ONES: tl.constexpr, FAR_ONES: tl.constexpr, ROWS_LAST: tl.constexpr, L2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one head, from the tables that forward wrote."""
+    """All gradients of one head, from the tables that forward wrote.
+
+    A launch serves the heads whose steps are near the last one, or the others, or both in a program with more registers.
+    """
     head = tl.program_id(0)
     i, j = tl.arange(0, ROWS), tl.arange(0, COLS)
     row, col = valid_lines(mask.rows, head, i, n), valid_lines(mask.cols, head, j, m)
     strength, target = relaxation(tau, head), tl.load(log_rho + head)
     shift, f_last = row_shift(f, head, n_rows, i, n), row_potential(f, head, n_rows, n_rows - 1, i, n)
     g_last = -strength * vector(excess, head, n_cols, n_cols - 1, j, m)
+
+    near = largest_change(f, excess, f_last, g_last, head, i, j, n, m, strength, target, n_rows, n_cols) <= NEAR
+    if near:
+        if not NEAR_ONES:
+            return
+    elif not FAR_ONES:
+        return
 
     scores = head_scores(query, key, mask, head, i, j, row, col, shift, scale, d, L2, ROWS, COLS, FEATURES)
     weights = tl.exp(scores + f_last[:, None] + g_last[None, :])
@@ -252,7 +264,7 @@ def head_backward(
         inside = tl.where(is_kept(dropout, head, i, j), inside * factor, 0.0)
     inside = tl.where(weights == 0.0, 0.0, inside)  # which no value that is NaN must reach where masked
 
-    if largest_change(f, excess, f_last, g_last, head, i, j, n, m, strength, target, n_rows, n_cols) <= NEAR:
+    if NEAR_ONES and (near or not FAR_ONES):
         grad, of_tau = gradient_by_scaling(
             weights, inside, f, excess, f_last, g_last, head, i, j, n, m, strength, target, n_rows, n_cols, ROWS_LAST
         )
