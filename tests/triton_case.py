@@ -47,7 +47,7 @@ class Case:
 
     exact_weights = staticmethod(oracle.batch_weights)
     plain_weights = staticmethod(partial(sinkhorn, backend="reference"))
-    form = "passes"  # over tiles, or "head": a head in one program
+    form = "passes"  # over tiles; "pairs" of steps in a pass; "head": a head in one program
 
     def __init__(self, *lead, n=37, m=43, d=17, e=23, std=1.0, dtype=torch.float32, **options):
         self.lead, self.n, self.m = lead, n, m
@@ -81,6 +81,8 @@ class Case:
         passes = candidates(self.call)[-1]
         if self.form == "passes":
             return passes
+        if self.form == "pairs":
+            return passes._replace(pair=Tile(16, padded_width(self.m), 4))
         tile = Tile(padded_width(self.n), padded_width(self.m), 4)
         return passes._replace(head=tile, head_gradient=tile)
 

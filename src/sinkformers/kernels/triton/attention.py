@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.kernels.triton import backward, forward, head
+from sinkformers.kernels.triton import backward, forward, head, pairs
 from sinkformers.kernels.triton.dropout import dropout
 from sinkformers.kernels.triton.masks import Shared, prepare
-from sinkformers.kernels.triton.operands import strided
+from sinkformers.kernels.triton.operands import Strided, strided
 from sinkformers.kernels.triton.sizes import Plan, Tile, choose, padded_width
 
 
@@ -45,20 +45,37 @@ def attention_forward(call: Any, masked_bias: float, plan: Plan | None = None) -
         )  # fmt: skip
         return out, f, excess
     static = {"L2": call.l2, "D": padded_width(d), **plan.sums.options()}
+    known = (shared.mask, n, m, f, excess)
     for step in range(n_iters - n_iters % 2):
-        if step % 2 == 0:
-            forward.row_step[shared.over_rows](
-                q, k, shared.mask, n, m, f, excess, shared.tau, step // 2, *steps, FIRST=step == 0, **static
-            )
+        if plan.pair is not None:
+            if step % 2 == 0:
+                _row_and_column_step(call, shared, plan.pair, q, k, f, excess, step // 2)
+        elif step % 2 == 0:
+            forward.row_step[shared.over_rows](q, k, *known, shared.tau, step // 2, *steps, FIRST=step == 0, **static)
         else:
-            forward.col_step[shared.over_cols](
-                q, k, shared.mask, n, m, f, excess, shared.log_rho, step // 2, *steps, **static
-            )
+            forward.col_step[shared.over_cols](q, k, *known, shared.log_rho, step // 2, *steps, **static)
     forward.last_step[shared.over_rows](
-        q, k, v, shared.mask, n, m, f, excess, shared.tau, drop, out, *steps, e,
+        q, k, v, *known, shared.tau, drop, out, *steps, e,
         FIRST=n_iters == 1, ROWS_LAST=n_iters % 2 == 1, E=padded_width(e), **static,
     )  # fmt: skip
     return out, f, excess
+
+
+def _row_and_column_step(
+    call: Any, shared: Shared, tile: Tile, q: Strided, k: Strided, f: Tensor, excess: Tensor, half: int
+) -> None:
+    """Row step `half` and the column step after it, in one pass over the scores and one over the columns' sums."""
+    n, m, d = shared.n, shared.m, call.query.shape[-1]
+    blocks = -(-n // tile.rows)
+    shares = f.new_empty(shared.heads, blocks, m)
+    steps = (shared.n_rows, shared.n_cols, call.scale, d)
+    pairs.row_and_column_step[shared.over_rows](
+        q, k, shared.mask, n, m, f, excess, shares, shared.tau, half, *steps,
+        FIRST=half == 0, L2=call.l2, FEATURES=head.FEATURES, **tile.options(),
+    )  # fmt: skip
+    pairs.add_up_columns[shared.over_cols](
+        shares, shared.mask, excess, shared.log_rho, half, shared.n_cols, blocks, m, COLS=128, num_warps=4
+    )
 
 
 def attention_backward(

@@ -230,11 +230,12 @@ def gradient_in_logarithms(
 def head_backward(
     d_out, query, key, value, mask, n, m, f, excess, tau, log_rho, dropout, d_query, d_key, d_value, d_bias, d_tau,
     n_rows, n_cols, scale, d, e,
-    NEAR_ONES: tl.constexpr, FAR_ONES: tl.constexpr, ROWS_LAST: tl.constexpr, L2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr,
+    NEAR_ONES: tl.constexpr, FAR_ONES: tl.constexpr, ROWS_LAST: tl.constexpr, L2: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one head, from the tables that forward wrote.
 
-    A launch serves the heads whose steps are near the last one, or the others, or both in a program with more registers.
+    A launch serves the heads whose steps are near the last one, or the others, or with more registers both.
     """
     head = tl.program_id(0)
     i, j = tl.arange(0, ROWS), tl.arange(0, COLS)

@@ -42,6 +42,7 @@ class Plan(NamedTuple):
     gradient: Tile  # of those that hold the gradient of the scores as well
     head: Tile | None = None  # of a head in one program, forward; None for passes
     head_gradient: Tile | None = None  # backward
+    pair: Tile | None = None  # whole rows, for a row step and a column step in one pass; None for a pass each
 
 
 class Kind(NamedTuple):
