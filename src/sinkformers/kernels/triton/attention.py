@@ -74,7 +74,17 @@ def _row_and_column_step(
         FIRST=half == 0, L2=call.l2, FEATURES=head.FEATURES, **tile.options(),
     )  # fmt: skip
     pairs.add_up_columns[shared.over_cols](
-        shares, shared.mask, excess, shared.log_rho, half, shared.n_cols, blocks, m, COLS=128, num_warps=4
+        shares,
+        shared.mask,
+        excess,
+        shared.log_rho,
+        half,
+        shared.n_cols,
+        blocks,
+        m,
+        COLS=128,
+        num_warps=4,
+        enable_fp_fusion=True,
     )
 
 

@@ -112,14 +112,19 @@ def kind_of(call: Any) -> Kind:
 
 def candidates(call: Any) -> list[Plan]:
     """All plans that the table offers for a call, the default first."""
-    kind = kind_of(call)
-    sums, gradient = pass_tiles(kind.bytes, kind.width, kind.matrices)
-    passes = [Plan(sums, gradient)]
-    fewer = Plan(sums._replace(cols=sums.cols // 2), gradient)
-    if fewer.sums.cols >= 16:
-        passes.append(fewer)
-    head = _head_tiles(kind)
-    return [*(plan._replace(head=head[0], head_gradient=head[1]) for plan in passes[: any(head)]), *passes]
+    return plans(kind_of(call))
+
+
+def plans(kind: Kind) -> list[Plan]:
+    """All plans that the table offers for a kind of call, the default first."""
+    passes = Plan(*pass_tiles(kind.bytes, kind.width, kind.matrices))
+    found = [passes]
+    if (pair := _pair_tile(kind)) is not None:
+        found.insert(0, passes._replace(pair=pair))
+    forward, backward = _head_tiles(kind)
+    if forward is not None:
+        found.insert(0, passes._replace(head=forward, head_gradient=backward))
+    return found
 
 
 def pass_tiles(size: int, width: int, matrices: bool = False) -> tuple[Tile, Tile]:
@@ -134,13 +139,23 @@ def pass_tiles(size: int, width: int, matrices: bool = False) -> tuple[Tile, Til
 
 def _head_tiles(kind: Kind) -> tuple[Tile | None, Tile | None]:
     """The tiles of a head in one program, forward and backward; None where it is too large."""
-    rows, cols = padded_width(kind.n), padded_width(kind.m)
-    name = max((name for name in _HEADS if kind.gpu.startswith(name)), key=len, default="gfx11")
-    most = _HEADS[name][kind.bytes, kind.matrices]
+    rows, cols, most = padded_width(kind.n), padded_width(kind.m), _most_scores(kind)
     if max(rows, cols) > 256:
         return None, None
     tile = Tile(rows, cols, 8 if rows * cols > _ONE_LAUNCH else 4)
     return tile if rows * cols <= most.forward else None, tile if rows * cols <= most.backward else None
+
+
+def _pair_tile(kind: Kind) -> Tile | None:
+    """Blocks of whole rows; None where even few rows are too large."""
+    cols = padded_width(kind.m)
+    rows = min(64, _most_scores(kind).forward // cols)
+    return Tile(rows, cols, 8) if rows >= 16 else None
+
+
+def _most_scores(kind: Kind) -> Heads:
+    name = max((name for name in _HEADS if kind.gpu.startswith(name)), key=len, default="gfx11")
+    return _HEADS[name][kind.bytes, kind.matrices]
 
 
 def padded_width(features: int) -> int:
