@@ -163,7 +163,7 @@ class Inline(Subclassed):
         reason = _left_alone(dim, scores, cross) or among_features(self, scores, self.__dict__.pop(_ADDED_UP, None))
         count(self, reason or "SoftMax call")
         if reason is not None and not is_softmax(settings) and not cross:
-            _warn(self, scores)
+            _warn(self, scores, reason)
         softmax = F.softmax(scores, dim, dtype=dtype) if original is None else original(scores, mask, dim)
         if reason is not None:
             return softmax
@@ -233,16 +233,19 @@ def _left_alone(dim: int, scores: Tensor, cross: bool) -> str | None:
     return None if scores.shape[-1] == scores.shape[-2] else "call with unequally many queries and keys left SoftMax"
 
 
-def _warn(module: nn.Module, scores: Tensor) -> None:
+def _warn(module: nn.Module, scores: Tensor, reason: str) -> None:
     """Warn, once per module, of a call that is not replaced although the module is converted."""
+    if module.__dict__.get(WARNED) or torch.compiler.is_compiling():
+        return
+    module.__dict__[WARNED] = True
     n, m = scores.shape[-2:] if scores.dim() > 1 else (1, 0)
-    if not module.__dict__.get(WARNED) and not torch.compiler.is_compiling():
-        module.__dict__[WARNED] = True
-        warnings.warn(
-            f"sinkformers: {type(module).__name__} attends with {n} queries to {m} keys, and stays SoftMax there: "
-            "only attention among the same tokens is replaced. The report counts such calls.",
-            stacklevel=3,
-        )
+    how = reason.removeprefix("call that attends ").removesuffix(" left SoftMax")
+    how = how if reason.startswith("call that attends") else f"with {n} queries to {m} keys"
+    warnings.warn(
+        f"sinkformers: {type(module).__name__} attends {how}, and stays SoftMax there: only attention among the same "
+        "tokens is replaced. The report counts such calls.",
+        stacklevel=3,
+    )
 
 
 @functools.cache

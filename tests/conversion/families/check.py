@@ -67,14 +67,16 @@ def check(family: str) -> dict[str, Any]:
 
 def _check_kind(kind: type[nn.Module], deadline: float, problems: list[str]) -> dict[str, Any] | None:
     """Return what became of the models of a class, or None if none could be built, or run what is converted."""
-    for tries, (model, inputs) in enumerate(_running_models(kind, deadline, problems), 1):
-        shapes = {name: list(value.shape) for name, value in inputs.items()}
-        result = {"model": kind.__name__, "inputs": shapes} | _judge(model, inputs)
-        if result["verdict"] != NOT_BUILT:
-            return result
-        problems.insert(0, result["note"])
-        if tries == IDLE:
-            return None
+    for built in small_models(kind):
+        for model in (_sharper(built), *parts(built)):
+            for tries, inputs in enumerate(_accepted(model, built.config, deadline, problems), 1):
+                shapes = {name: list(value.shape) for name, value in inputs.items()}
+                result = {"model": kind.__name__, "inputs": shapes} | _judge(model, inputs)
+                if result["verdict"] != NOT_BUILT:
+                    return result
+                problems.insert(0, result["note"])
+                if tries == IDLE:
+                    break
     return None
 
 
@@ -177,7 +179,7 @@ def _last(found: list[Tensor]) -> Tensor | None:
 def _second(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the second text alone, without its padding."""
     length = inputs["input_ids"].shape[1]
-    texts = {name: each[1:2] for name, each in inputs.items()}
+    texts = {name: each[1:2] if each.dim() else each for name, each in inputs.items()}
     return {
         name: each[:, :SHORTER] if each.dim() > 1 and each.shape[1] == length else each for name, each in texts.items()
     }
@@ -225,26 +227,22 @@ def _expect(holds: bool, otherwise: str) -> None:
         raise WrongError(otherwise)
 
 
-def _running_models(
-    kind: type[nn.Module], deadline: float, problems: list[str]
-) -> Iterator[tuple[nn.Module, dict[str, Tensor]]]:
-    """Yield models of a class with inputs that they accept, in float64 if they can."""
-    for built in small_models(kind):
-        for model in (_sharper(built), *parts(built)):
-            for dtype in (torch.float64, torch.float32):
-                for inputs in candidates(model.to(dtype), built.config, dtype):
-                    if time.process_time() > deadline:
-                        return
-                    try:
-                        found = outputs(model, inputs)
-                        if not found or any(each.isnan().any() for each in found):
-                            continue
-                        if dtype == torch.float64 and not _same_in_single_precision(model, inputs, found):
-                            continue
-                    except Exception as error:
-                        problems.append(f"{kind.__name__}: {type(error).__name__}: {error}"[:200])
-                        continue
-                    yield model, inputs
+def _accepted(model: nn.Module, config: Any, deadline: float, problems: list[str]) -> Iterator[dict[str, Tensor]]:
+    """Yield inputs that a model accepts, in float64 if it can."""
+    for dtype in (torch.float64, torch.float32):
+        for inputs in candidates(model.to(dtype), config, dtype):
+            if time.process_time() > deadline:
+                return
+            try:
+                found = outputs(model, inputs)
+                if not found or any(each.isnan().any() for each in found):
+                    continue
+                if dtype == torch.float64 and not _same_in_single_precision(model, inputs, found):
+                    continue
+            except Exception as error:
+                problems.append(f"{type(model).__name__}: {type(error).__name__}: {error}"[:200])
+                continue
+            yield inputs
 
 
 def _same_in_single_precision(model: nn.Module, inputs: dict[str, Tensor], found: list[Tensor]) -> bool:

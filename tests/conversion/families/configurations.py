@@ -30,6 +30,7 @@ _WIDTH = re.compile(
     r"hidden_(size|dim)$|^d_model$|^n_embd$|^dim$|embed_?dim$|^width$|embedding_size$|projection_dim$|emb_dim$|^d_latents$"
 )
 _POSITIONS = re.compile(r"^max_.*position|^n_positions$|^n_ctx$|^max_seq_len|^context_length$")
+_LARGEST = {"max_img_size": 64, "visual_prompt_size": 8, "resolution": 64, "base_channels": 32}
 _LIST_DEPTHS = re.compile(r"depth|layers|blocks$")
 _LIST_WIDTHS = re.compile(r"hidden_sizes|dims?$|channels$|widths?$")
 
@@ -94,7 +95,7 @@ def _smaller(config: PreTrainedConfig, widths: str, parts: str, tokens: dict[str
     values = {key: value for key, value in vars(config).items() if not key.startswith("_")}
     lists = any(_HEADS.search(key) and isinstance(value, list) for key, value in values.items())
     for key, value in values.items():
-        if isinstance(value, transformers.TimmBackboneConfig):
+        if isinstance(value, transformers.TimmBackboneConfig | transformers.SwinConfig) and key == "backbone_config":
             smaller[key] = _resnet(len(value.out_indices or ()) or 1)
         elif isinstance(value, PreTrainedConfig):
             inner = _smaller(value, widths, parts, tokens)
@@ -127,8 +128,8 @@ def _smaller_number(key: str, value: int, widths: str) -> int:
         return min(value, 128)
     if _LAYERS.search(key) and "feat_extract" not in key and "conv" not in key:
         return min(value, 2)
-    if key == "max_img_size":
-        return min(value, 64)
+    if key in _LARGEST:
+        return min(value, _LARGEST[key])
     if key in ("image_size", "patch_size") and widths in ("fixed", "divided"):
         return min(value, {"image_size": 32, "patch_size": 8}[key])
     if key in ("num_queries", "num_query_tokens", "num_latents"):

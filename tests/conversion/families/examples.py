@@ -74,6 +74,9 @@ def _texts(names: list[str], config: Any) -> dict[str, Tensor]:
     for name in ("decoder_input_ids", "decoder_input_features"):
         if name in names and name.endswith("ids"):
             made[name] = ids[:, :5]
+    if "codebook_idx" in names:
+        made["codebook_idx"] = torch.tensor(1)
+        made["input_ids"] = ids[..., None].expand(-1, -1, 8) % (_find(config, "input_vocab_size") or vocabulary)
     if "task_inputs" in names:
         made["task_inputs"] = ids
     if "bbox" in names:
