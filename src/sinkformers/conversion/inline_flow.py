@@ -260,6 +260,12 @@ class _Flow:
         if target.attr in ("matmul", "bmm") and len(node.args) == 1:
             return self._product(target.value, node.args[0])
         parts = base.join(joined(self._children(node)))._replace(weights=frozenset())
+        if target.attr == "baddbmm":  # a product that is added to a bias
+            given = dict(zip(("batch1", "batch2"), node.args, strict=False)) | {
+                each.arg: each.value for each in node.keywords
+            }
+            if {"batch1", "batch2"} <= set(given):
+                return self._product(given["batch1"], given["batch2"]).join(base)._replace(weights=frozenset())
         if target.attr in _KEEP:
             return parts._replace(weights=base.weights)
         if target.attr in _VIEW:

@@ -25,7 +25,7 @@ from sinkformers.conversion.adapter import (
     names_used,
     set_on_instance,
 )
-from sinkformers.conversion.attend import WARNED, normalise
+from sinkformers.conversion.attend import WARNED, normalise, refuse_unknown_cache
 from sinkformers.conversion.inline_checks import among_features, changed, number_of_heads
 from sinkformers.conversion.inline_flow import ANY, Findings, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
@@ -42,6 +42,7 @@ NOT_SELF = "its queries and keys come from different inputs"
 LOOP = "its SoftMax is inside of a loop, which may apply it to its own weights"
 IN_PLACE = "it changes the weights of its SoftMax in place"
 ALTERED = "it changes the weights of its SoftMax before it uses them"
+UNCOUNTED = f"{CROSS}, and its own code does not tell how many came before"
 REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
 BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
 _RATIO = re.compile(r"(^|_)(sr|reduction)_ratio|(^|_)stride")
@@ -58,7 +59,10 @@ def _recognise(place: Place) -> str | None:
     if found is None or not found.sites:
         return None
     own = set_on_instance(place.module, {"forward", *(name for name, _ in found.sites)})
-    return _stays(place) or own or _examined(place.module, found)[0]
+    reason, examined = _stays(place), own or _examined(place.module, found)[0]
+    if reason == CAUSAL and examined != CONVERT:
+        return f"{CAUSAL}; {examined}"
+    return reason or examined
 
 
 def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
@@ -100,9 +104,9 @@ def _stays(place: Place) -> str | None:
     module: Any = place.module
     around = [type(each).__name__ for each in (module, *([] if place.parent is None else [place.parent]))]
     if any("Cross" in name for name in around) or CROSS_NAMES.search(place.name.rpartition(".")[2]):
-        return CROSS
+        return UNCOUNTED
     if place.parent is not None and CROSS_NAMES.search(place.name):
-        return CROSS
+        return UNCOUNTED
     if any(getattr(module, name, False) is True for name in ("is_causal", "is_decoder", "causal")):
         return CAUSAL
     if any(_is_triangle(each) for each in module.buffers(recurse=False)) or _under_causal_masks(place):
@@ -160,6 +164,8 @@ class Inline(Subclassed):
         settings = settings_of(self)
         assert settings is not None
         self.__dict__[_TOKENS] = None
+        if settings.causal is not None and not cross and scores.dim() > 1:
+            refuse_unknown_cache(self, settings, *scores.shape[-2:])
         reason = _left_alone(dim, scores, cross) or among_features(self, scores, self.__dict__.pop(_ADDED_UP, None))
         count(self, reason or "SoftMax call")
         if reason is not None and not is_softmax(settings) and not cross:
@@ -269,4 +275,4 @@ def _restore(module: nn.Module, undo: Any) -> None:
         module.__dict__.pop(name, None)
 
 
-SOFTMAX = Adapter("softmax", _recognise, _convert, _restore)
+SOFTMAX = Adapter("softmax", _recognise, _convert, _restore, converts_causal=True)
