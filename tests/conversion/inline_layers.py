@@ -54,6 +54,17 @@ class MergedAttention(Heads):
         return weights @ value.view(-1, 2, value.shape[-2], value.shape[-1])
 
 
+class MergedMaskAttention(Heads):
+    """Batch and heads in one axis, with a mask."""
+
+    def forward(self, x, mask=None):
+        query, key, value = (each.flatten(0, 1) for each in self.heads(x))
+        scores = torch.bmm(query, key.transpose(1, 2))
+        if mask is not None:
+            scores = scores + mask.expand(-1, 2, -1, -1).flatten(0, 1)
+        return (scores.softmax(-1) @ value).unflatten(0, (-1, 2))
+
+
 class TransposedAttention(Heads):
     """Values on the left, as in convolutional models."""
 
@@ -159,6 +170,26 @@ class FilledOnlyAfterAttention(Heads):
     def forward(self, x, mask):
         query, key, value = self.heads(x)
         return torch.masked_fill(torch.softmax(query @ key.mT, -1), mask == 0, 0.0) @ value
+
+
+class MixedHeadsAttention(Heads):
+    """The weights of heads are mixed, on request."""
+
+    def forward(self, x, mix=None):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        if mix is not None:
+            weights = (weights.permute(0, 2, 3, 1) @ mix).permute(0, 3, 1, 2)
+        return weights @ value
+
+
+class ClampedAttention(Heads):
+    def forward(self, x, lowest=None):
+        query, key, value = self.heads(x)
+        weights = (query @ key.mT).softmax(-1)
+        if lowest is not None:
+            weights = weights.clamp(min=lowest)
+        return weights @ value
 
 
 class ChannelAttention(Heads):

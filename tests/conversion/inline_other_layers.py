@@ -195,15 +195,6 @@ class Mixer(PlainAttention):
     """Attention, but not by name."""
 
 
-class ClampedAttention(Heads):
-    def forward(self, x, lowest=None):
-        query, key, value = self.heads(x)
-        weights = (query @ key.mT).softmax(-1)
-        if lowest is not None:
-            weights = weights.clamp(min=lowest)
-        return weights @ value
-
-
 class AddedInPlaceAttention(Heads):
     def forward(self, x, mask=None):
         query, key, value = self.heads(x)
@@ -211,3 +202,12 @@ class AddedInPlaceAttention(Heads):
         if mask is not None:
             weights *= mask
         return weights @ value
+
+
+class AveragedAttention(Heads):
+    def forward(self, x, average=False):
+        query, key, value = self.heads(x)
+        weights, other = (query @ key.mT).softmax(-1), (key @ query.mT).softmax(-1)
+        if average:
+            weights = (weights + other) / 2
+        return weights @ value + other @ value

@@ -11,11 +11,13 @@ from tests.conversion.inline_layers import (
     AmongHeadsAttention,
     ChannelAttention,
     ChannelEinsumAttention,
+    ClampedAttention,
     EncoderOutputAttention,
     FilledAfterAttention,
     FilledOnlyAfterAttention,
     MaskedAfterAttention,
     MergedAttention,
+    MixedHeadsAttention,
     OptionalAttention,
     PairAttention,
     PlainAttention,
@@ -85,6 +87,18 @@ def test_weights_that_are_masked_after_softmax_raise(kind, training):
     layer(x, torch.full_like(hidden(x), 0.5))  # one factor for all entries
     to_sinkformer(layer, 1)
     assert layer(x, hidden(x)).equal(to_transformer(copy.deepcopy(layer))(x, hidden(x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [(ClampedAttention, 0.2), (MixedHeadsAttention, torch.randn(2, 2, dtype=torch.float64))]
+)
+def test_weights_that_are_changed_otherwise_raise(kind, given):
+    layer, x = kind(), tokens()
+    before = layer(x, given)
+    with pytest.raises(NotImplementedError, match="after SoftMax, or changes them otherwise"):
+        to_sinkformer(layer, 3)(x, given)
+    assert_close(layer(x), sinkhorn_by_hand(layer, x, 3), atol=1e-12, rtol=0)
+    assert to_sinkformer(layer, 1)(x, given).equal(before)
 
 
 def test_weights_that_are_masked_before_and_after_softmax_are_sinkhorn():

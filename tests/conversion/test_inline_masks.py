@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from sinkformers import to_sinkformer, to_transformer
-from tests.conversion.inline_layers import PlainAttention, tokens
+from tests.conversion.inline_layers import MergedMaskAttention, PlainAttention, tokens
 
 
 @pytest.mark.parametrize("mask", [-torch.inf, torch.finfo(torch.float64).min, -1e30, -1e9, -1e4])
@@ -79,3 +79,26 @@ def test_windows_of_finite_masks_stay_biases():
     part = torch.arange(7) < 3
     bias = torch.zeros(7, 7, dtype=torch.float64).masked_fill(part[:, None] != part, -100.0)
     assert_close(layer(x, bias)[..., :3, :], layer(x[:, :3]), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("hides", ["padding", "later tokens"])
+def test_numbers_that_may_be_masks_are_warned_of(hides):
+    """SoftMax weights of e⁻³⁰ to e⁻⁵⁰ may be those of masked keys, or of keys that no query looks at."""
+    layer, x = to_sinkformer(PlainAttention(), 3), 0.1 * tokens()
+    bias = torch.zeros(7, 7, dtype=torch.float64)
+    where = torch.ones(7, 7).triu(1) == 1 if hides == "later tokens" else torch.arange(7) >= 5
+    layer(x, bias.masked_fill(where, -10.0))
+    with pytest.warns(UserWarning, match=r"SinkhornPlainAttention: .*less than exp\(-25\) in all heads"):
+        layer(x, bias.masked_fill(where, -40.0))
+
+
+@pytest.mark.parametrize("kind", [PlainAttention, MergedMaskAttention])
+@pytest.mark.parametrize("mask", [-torch.inf, -1e4, -100.0])
+def test_compiled_padding_is_deletion_whatever_number_hides_it(kind, mask):
+    torch._dynamo.reset()
+    layer, x = to_sinkformer(kind(), 5), tokens()
+    bias = torch.zeros(3, 1, 1, 7, dtype=torch.float64)
+    bias[1, ..., 4:] = mask
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")(x, bias)
+    assert_close(compiled[1, ..., :4, :], layer(x[1:2, :4])[0], atol=1e-12, rtol=0)
+    assert_close(compiled[2], layer(x[2:])[0], atol=1e-12, rtol=0)

@@ -22,8 +22,8 @@ from tests.conversion.inline_layers import (
 )
 from tests.conversion.inline_other_layers import (
     AddedInPlaceAttention,
+    AveragedAttention,
     BatchedEinsumAttention,
-    ClampedAttention,
     ColumnAttention,
     CrossAttention,
     ExpertAttention,
@@ -77,7 +77,7 @@ REFUSED = {
     TransposedInPlaceAttention: "in place",
     PartZeroAttention: "in place",
     ViewZeroAttention: "in place",
-    ClampedAttention: "changes the weights",
+    AveragedAttention: "joins the weights of several",
     AddedInPlaceAttention: "in place",
     OffByOneAttention: "neither is torch's nor",
     PrivateAttention: "neither is torch's nor",

@@ -156,7 +156,7 @@ class _Flow:
     def _noted(self, node: ast.expr, value: Value) -> Value:
         """Return the value with the note that weights were changed, if they go into an expression that changes them."""
         inner: ast.expr | None = None
-        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.MatMult):
+        if isinstance(node, ast.BinOp):
             given = [node.left, node.right]
         elif isinstance(node, ast.Call) and node not in (site.call for site in self.sites.values()):
             owner = node.func if isinstance(node.func, ast.Attribute) and node.func.attr not in _SHAPES else None
@@ -167,7 +167,7 @@ class _Flow:
         masks = isinstance(node, ast.Call) and self._masks(node)
         if not holders or (value.weights and not masks):
             return value
-        if len(holders) == 1 and (masks or isinstance(node, ast.BinOp)):
+        if len(holders) == 1:
             inner = holders[0]
         number = _index(self.found.alterations, Node(self.method.tree.name, node, inner))
         weights = self._value(holders[0]).weights if masks and inner is not None else value.weights
@@ -194,7 +194,7 @@ class _Flow:
                 scores = self._value(site.scores)
                 self.found.looped |= {key} if self.loops else set()
                 self.found.scores[key] = scores.join(self.found.scores.get(key, Value()))
-                return scores._replace(weights=frozenset([Weights(key)]), softmax=True)
+                return scores._replace(weights=frozenset([Weights(key)]), softmax=True, altered=frozenset())
         if isinstance(node, ast.Name):
             return self.names.get(node.id, Value())
         if isinstance(node, ast.Attribute):
@@ -284,7 +284,7 @@ class _Flow:
             self._prove(right, [each for each in two.weights if each.transposed], two)
         both = one.join(two)
         sides: dict[str, Any] = {"left": both.left | one.sources, "right": both.right | two.sources}
-        sides |= {"altered": frozenset(), "factors": both.factors | {self._factor(left)}}
+        sides["factors"] = both.factors | {self._factor(left)}
         return both._replace(weights=frozenset(), product=True, **sides)
 
     def _einsum(self, node: ast.Call) -> Value:
@@ -305,7 +305,6 @@ class _Flow:
                 if contracts and rows in output and rows not in letters[other] and not values[other].softmax:
                     self._prove(operands[which], [each], values[which])
         sides: dict[str, Any] = {"left": both.left | values[0].sources, "right": both.right | values[1].sources}
-        sides["altered"] = frozenset()
         added = [letter for letter in letters[0] if letter in letters[1] and letter not in output]
         if len(added) == 1 and "." not in letters[0]:
             axis = letters[0].index(added[0]) - len(letters[0])

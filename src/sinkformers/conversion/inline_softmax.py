@@ -41,7 +41,7 @@ ANOTHER = "it has another SoftMax, which is not multiplied with values: this is 
 NOT_SELF = "its queries and keys come from different inputs"
 LOOP = "its SoftMax is inside of a loop, which may apply it to its own weights"
 IN_PLACE = "it changes the weights of its SoftMax in place"
-ALTERED = "it changes the weights of its SoftMax before it uses them"
+ALTERED = "it joins the weights of several SoftMax before it uses them"
 UNCOUNTED = f"{CROSS}, and its own code does not tell how many came before"
 REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
 BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
@@ -210,7 +210,8 @@ class Inline(Subclassed):
         """Return weights that were changed; raise if entries were masked, which column sums have counted."""
         before, settings = self.__dict__.pop(_BEFORE), settings_of(self)
         assert settings is not None
-        if not is_softmax(settings) and self.__dict__.get(_TOKENS) is not None and changed(before, weights):
+        replaced = not is_softmax(settings) and self.__dict__.get(_TOKENS) is not None
+        if replaced and (not isinstance(weights, Tensor) or changed(before, weights)):
             raise NotImplementedError(
                 f"sinkformers: {type(self).__name__} masks its weights after SoftMax, or changes them otherwise, so "
                 "that their columns do not sum to one. Leave the module out with `select`, or mask the scores instead."
