@@ -52,6 +52,7 @@ def attend_in_order(
     weights, sums = _weights(query, keys, attn_mask, dropout_p, cache, **options)
     if cache is not None:
         cache.store(keys, values, sums.received, sums.expected)
+        cache.tau = sums.tau
     return weights @ zero_masked(values, weights.detach().any(-2)), weights  # what is not seen may hold anything
 
 
@@ -61,7 +62,7 @@ def _weights(
     """Return the weights (…, n, m), which are the output for values that form an identity matrix, and the new sums."""
     m, sums = keys.shape[-2], ColumnSums(grows=options["is_causal"])
     if cache is not None:
-        sums.received, sums.expected = cache.received, cache.expected
+        sums.received, sums.expected, sums.tau = cache.received, cache.expected, cache.tau
     identity = torch.eye(m, dtype=query.dtype, device=query.device).expand(*keys.shape[:-2], m, m)
     if options["is_causal"] and query.shape[-2] != m and cache is None:
         return sinkhorn_attention(query, keys, identity, attn_mask, dropout_p, **options), sums  # raises the reason
