@@ -21,8 +21,8 @@ class Header(NamedTuple):
     keys: int
     seed: int  # of dropout; that of rank 0 counts
     has_masks: int  # of tokens
-    mask_rows: int  # sizes of a mask or a bias of entries; 0 where there is none
-    mask_columns: int
+    has_matrix: int  # a mask or a bias of entries
+    mask_columns: int  # of that
 
 
 def agree(

@@ -14,10 +14,6 @@ from sinkformers.distributed.traffic import record
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Newer releases of torch have other names for these, and warn of the old ones.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 class Ranks:
     """The processes of a group, in the order in which their tokens follow each other.
@@ -67,7 +63,7 @@ class Ranks:
         every = mine.new_empty(self.size * len(values))
         record(what, mine.nbytes * (self.size - 1))
         with self.named(f"the exchange of {what}"):
-            _all_gather(every, mine, group=self.group)
+            self._all_gather(every, mine)
             return every.view(self.size, -1).tolist()
 
     def texts(self, text: str, device: torch.device, what: str) -> list[str]:
@@ -91,7 +87,7 @@ class Ranks:
         every = mine.new_empty(self.size * most, *mine.shape[1:])
         record(what, mine.nbytes * (self.size - 1))
         with self.named(f"the gathering of {what}"):
-            _all_gather(every, mine, group=self.group)
+            self._all_gather(every, mine)
         if min(sizes) < most:
             parts = every.split(most)
             every = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
@@ -108,8 +104,17 @@ class Ranks:
         summed = every.new_empty(most, *every.shape[1:])
         record(what, every.nbytes * (self.size - 1) / self.size)
         with self.named(f"the reduce-scatter of {what}"):
-            _reduce_scatter(summed, every, group=self.group)
+            self._reduce_scatter(summed, every)
         return summed[:mine].movedim(0, -2)
+
+    def _all_gather(self, every: Tensor, mine: Tensor) -> None:
+        # Newer releases of torch have another name for it, and warn of the old one.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(every, mine, group=self.group)
+
+    def _reduce_scatter(self, mine: Tensor, every: Tensor) -> None:
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(mine, every, group=self.group)
 
     def _device_for_numbers(self, device: torch.device) -> torch.device:
         """The CPU where the group serves it: reading numbers from an accelerator would wait for all that is queued."""

@@ -31,14 +31,19 @@ class ShardedCall(NamedTuple):
     masks: Masks
     any_token_masks: bool  # on any rank
     any_entry_masks: bool
+    triangle: bool  # no query sees a later key, in the order of all tokens
     lead: torch.Size  # the leading axes of the query
-    n_iters: int
+    n_iters: int | float
+    implicit: bool
     scale: float
     l2: bool
     dropout_p: float
     seed: int
+    tol: float  # of the limit, as max_products
+    max_products: int
 
     def definition(self) -> Definition:
+        assert isinstance(self.n_iters, int)
         return Definition(self.n_iters)
 
     @property
@@ -80,14 +85,16 @@ class Valid(NamedTuple):
 def find_valid(call: ShardedCall, like: Tensor) -> Valid:
     """The valid tokens of a call, found together by all ranks."""
     dtype, m = working_dtype(like.dtype), call.m
-    if not (call.any_token_masks or call.any_entry_masks):
+    if not (call.any_token_masks or call.any_entry_masks or call.triangle):
         ratio = sum(call.queries_by_rank) / max(1, m)
         return Valid(None, None, like.new_full((*call.lead, 1), max(1e-30, ratio), dtype=dtype).log())
     every = torch.ones((), dtype=torch.bool, device=like.device)
     rows = (every if call.masks.queries is None else call.masks.queries).expand(*call.lead, call.n)
-    keys = (every if call.masks.keys is None else call.masks.keys).expand(*call.lead, call.keys_by_rank[call.ranks.rank])
+    keys = (every if call.masks.keys is None else call.masks.keys).expand(
+        *call.lead, call.keys_by_rank[call.ranks.rank]
+    )
     cols = call.ranks.gather(keys[..., None].to(torch.uint8), call.keys_by_rank, "key masks")[..., 0].bool()
-    if call.any_entry_masks:
+    if call.any_entry_masks or call.triangle:
         rows, cols = _with_entries(call, rows, cols)
     else:
         rows, cols = rows & cols.any(-1, keepdim=True), cols & _any_row(call, rows)
@@ -107,7 +114,7 @@ def _with_entries(call: ShardedCall, rows: Tensor, cols: Tensor) -> tuple[Tensor
     valid_rows, seen = torch.zeros_like(rows, memory_format=torch.contiguous_format), torch.zeros_like(cols)
     for block in call.blocks(call.m):
         valid = rows[..., block, None] & cols[..., None, :]
-        entries = valid_entries(call, block, slice(0, call.m))
+        entries = valid_entries(call, block, slice(0, call.m), rows.device)
         valid = valid if entries is None else valid & entries
         valid_rows[..., block] = valid.any(-1)
         seen |= valid.any(-2)
@@ -115,11 +122,15 @@ def _with_entries(call: ShardedCall, rows: Tensor, cols: Tensor) -> tuple[Tensor
     return valid_rows, seen
 
 
-def valid_entries(call: ShardedCall, rows: slice, columns: slice) -> Tensor | None:
+def valid_entries(call: ShardedCall, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
     """Which entries the masks of entries leave in some rows and columns; None for all."""
     valid = None
+    if call.triangle:
+        row = torch.arange(rows.start, rows.stop, device=device) + call.first_row
+        valid = row[:, None] >= torch.arange(columns.start, columns.stop, device=device)
     if call.masks.entries is not None:
-        valid = some_of(call.masks.entries, rows, columns)
+        entries = some_of(call.masks.entries, rows, columns)
+        valid = entries if valid is None else valid & entries
     if call.masks.bias is not None:
         bias = some_of(call.masks.bias, rows, columns).detach()
         unmasked = ~(bias <= masked_bias(bias.dtype))

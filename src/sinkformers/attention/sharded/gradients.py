@@ -15,9 +15,8 @@ from sinkformers.attention.sharded.shards import Shard, Totals
 from sinkformers.attention.sharded.steps import Steps, column_factor
 from sinkformers.attention.sharded.tiles import (
     Tiles,
-    _by_kv_head,
-    _by_query_head,
     add_part,
+    by_kv_head,
     sum_rows,
     times_keys,
     weigh,
@@ -34,7 +33,7 @@ class Gradients(NamedTuple):
     tau: Tensor | None
 
 
-class _Adjoints(NamedTuple):
+class Adjoints(NamedTuple):
     """Of the potentials, step by step: what a step subtracts from the gradient of the scores."""
 
     rows: list[Tensor]  # (..., n) each
@@ -88,15 +87,15 @@ class Backward:
                     dg[..., shard.columns] += (value * part).sum(-1)
                 if df is not None:
                     dg[..., shard.columns] -= weights.mul_(df[..., rows, None]).sum(-2)
-        own = _by_kv_head(tiles.valid.own_cols(tiles.call), tiles.value, tiles.call.lead)
+        own = by_kv_head(tiles.valid.own_cols(tiles.call), tiles.value, tiles.call.lead)
         return zero_masked(totals.own, own), dg
 
     def _row_adjoint(self) -> Tensor:
         return (self.d_out * self.out).sum(-1)
 
-    def _walk_back(self, dg: Tensor) -> _Adjoints:
+    def _walk_back(self, dg: Tensor) -> Adjoints:
         """The adjoints of all steps, from that of the last column potentials."""
-        found, df = _Adjoints([], []), self._row_adjoint()
+        found, df = Adjoints([], []), self._row_adjoint()
         if self.factor is None:
             found.rows.append(df)
             df = torch.zeros_like(df)
@@ -110,7 +109,7 @@ class Backward:
             found.rows.append(x)
             found.cols.append(y)
             df = torch.zeros_like(df)
-        return _Adjoints(found.rows[::-1], found.cols[::-1])
+        return Adjoints(found.rows[::-1], found.cols[::-1])
 
     def _through_pair(self, number: int, df: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Back through a column step and the row step before it: the adjoint of its rows, and this rank's of columns.
@@ -137,7 +136,7 @@ class Backward:
                     dg[..., shard.columns] -= weights.mul_(x[..., rows, None]).sum(-2)
         return x, dg
 
-    def _through_scores(self, adjoints: _Adjoints, *, needs_bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _through_scores(self, adjoints: Adjoints, *, needs_bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         tiles, call, bias = self.tiles, self.tiles.call, self.tiles.call.masks.bias
         totals = Totals(tiles.key, tiles.key.shape[-1], tiles.dtype, "gradients of keys")
         d_query = torch.zeros_like(tiles.query)
@@ -155,10 +154,10 @@ class Backward:
                 totals.current += part
                 if d_bias is not None:
                     add_part(d_bias, rows, shard.columns, grad)
-        own = _by_kv_head(tiles.valid.own_cols(call), tiles.key, call.lead)
+        own = by_kv_head(tiles.valid.own_cols(call), tiles.key, call.lead)
         return zero_masked(d_query.mul_(call.scale), tiles.valid.rows), zero_masked(totals.own, own), d_bias
 
-    def _scores_gradient(self, adjoints: _Adjoints, rows: slice, shard: Shard) -> Tensor:
+    def _scores_gradient(self, adjoints: Adjoints, rows: slice, shard: Shard) -> Tensor:
         """The gradient of some scores: that of the weights, less what every step subtracts."""
         tiles, scores = self.tiles, self.tiles.scores(rows, shard)
         d_weights = times_keys(self.d_out[..., rows, :], shard.value.to(tiles.dtype))

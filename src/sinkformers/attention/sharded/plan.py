@@ -1,5 +1,6 @@
 """Plan a call whose tokens are sharded over ranks: check it here, and that all ranks make the same."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -7,14 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinkformers.attention.arguments import CALLER, check_masks, check_scale, check_tokens
+from sinkformers.attention.arguments import (
+    CALLER,
+    Stop,
+    check_causal,
+    check_gradient_in_order,
+    check_implicit,
+    check_masks,
+    check_scale,
+    check_stop,
+    check_tokens,
+    tau_is_zero,
+)
 from sinkformers.attention.causal.plan import is_softmax
 from sinkformers.attention.masks import Masks
 from sinkformers.attention.plan import Plan, no_output
 from sinkformers.attention.sharded.call import ShardedCall
+from sinkformers.attention.sharded.causal import attend_causal_sharded
 from sinkformers.attention.sharded.function import attend_sharded
+from sinkformers.attention.sharded.one_way import refuse_one_sided
 from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor
+from sinkformers.core.causal import DEFINITIONS, causal_iterations
+from sinkformers.core.limit import MOST_PRODUCTS
 from sinkformers.distributed import Header, Ranks, SequenceGroup, agree
 
 
@@ -49,9 +65,11 @@ class _Checked(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
-    masks: Masks  # with columns of `attn_mask` that are not checked
+    masks: Masks  # the columns of `attn_mask` are checked later
     n_iters: int | float
     tau: float | Tensor
+    in_order: bool  # rows are normalised in order
+    stop: Stop
     scale: float
     dropout_p: float
     seed: int
@@ -60,41 +78,91 @@ class _Checked(NamedTuple):
 def plan_sharded(where: SequenceGroup, given: Arguments) -> Plan:
     """Plan a call on this rank's tokens. All ranks of the group have to get here."""
     ranks, device, checked, error = Ranks(CALLER, where.group), _device_of(given.query), None, None
+    settings, header = {}, Header(0, 0, 0, 0, 0, 0)
     try:
-        checked = _check(given)
+        checked = _check(given, where.kv)
         settings, header = _settings(given, checked, where.kv), _header(checked, given.attn_mask)
     except Exception as raised:  # the other ranks have to learn of it
-        error, settings, header = raised, {}, Header(0, 0, 0, 0, 0, 0)
+        error = raised
     headers = agree(ranks, settings, header, device, error)
     assert checked is not None
-    queries, keys = [each.queries for each in headers], [each.keys for each in headers]
-    _check_columns(headers, sum(keys))
-    query, key, value, masks = checked[:4]
+    call = _describe(ranks, where.kv, given, checked, headers)
+    query, key, value, tau = checked.query, checked.key, checked.value, checked.tau
     if query.shape[-1] == 0:  # a feature that is zero gives the same scores
         query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
-    call = ShardedCall(
-        ranks, where.kv, queries, keys, masks, any(each.has_masks for each in headers),
-        any(each.mask_rows for each in headers), query.shape[:-2], checked.n_iters, checked.scale,
-        given.cost == "l2", checked.dropout_p, headers[0].seed,
-    )  # fmt: skip
-    if 0 in (sum(queries), sum(keys), query.shape[:-2].numel(), value.shape[-1]):
-        return Plan("torch", no_output, (query, key, value, masks.bias, checked.tau))
-    tau = relaxation_tensor(checked.tau, query)
-    return Plan("torch", attend_sharded, (call, query, key, value, tau))
+    if 0 in (sum(call.queries_by_rank), call.m, call.lead.numel(), value.shape[-1]):
+        return Plan("torch", no_output, (query, key, value, call.masks.bias, tau))
+    softmax = is_softmax(call.n_iters, tau)
+    if not (softmax or call.n_iters == 1 or checked.in_order or given.allow_one_way_mask):
+        refuse_one_sided(call, device)
+    by_head = relaxation_tensor(tau, query)
+    if softmax and call.n_iters != 1:
+        call, by_head = call._replace(n_iters=1, implicit=False), None
+    function = attend_causal_sharded if checked.in_order and call.n_iters != 1 else attend_sharded
+    return Plan("torch", function, (call, query, key, value, by_head))
 
 
-def _check(given: Arguments) -> _Checked:
+def _check(given: Arguments, kv: str) -> _Checked:
+    if given.backend not in ("auto", "torch"):
+        raise NotImplementedError(
+            f'{CALLER}: with a group, backend must be "auto" or "torch", which computes blocks of rows; got '
+            f"{given.backend!r}."
+        )
     query, key, value = check_tokens(*given[:3], given.enable_gqa)
     n_iters = checks.iterations(CALLER, given.n_iters)
-    tau = checks.relaxation(CALLER, given.tau, "query", query)
+    stop = check_stop(n_iters, given.gradient, given.tol, given.max_iters)
+    implicit = given.gradient == "implicit" or stop is not None
+    zero = not implicit or (stop is not None and tau_is_zero(given.tau))
+    tau = checks.relaxation(CALLER, given.tau, "query", query, zero=zero)
     dropout_p = checks.probability(CALLER, "dropout_p", given.dropout_p)
     checks.one_of(CALLER, "cost", given.cost, ("dot", "l2"))
     scale = check_scale(given.scale, query)
+    if given.is_causal:
+        check_causal(given.attn_mask)
+    in_order = given.causal is not None or (given.is_causal and not is_softmax(n_iters, tau))
+    if in_order or given.cache is not None:
+        _check_order(given, n_iters, kv)
+    elif implicit and stop is None:
+        check_implicit(n_iters)
     columns = given.attn_mask.shape[-1] if _is_matrix(given.attn_mask) else key.shape[-2]
     masks = check_masks(given.attn_mask, given.query_mask, None, query, columns)
-    keys = check_masks(None, None, given.key_mask, query, key.shape[-2]).keys
+    masks = masks.with_keys(check_masks(None, None, given.key_mask, query, key.shape[-2]).keys)
     seed = int(torch.randint(2**62, (), device="cpu")) if dropout_p > 0 else 0
-    return _Checked(query, key, value, masks.with_keys(keys), n_iters, tau, scale, dropout_p, seed)
+    stop = Stop(0.0, MOST_PRODUCTS) if stop is None else stop
+    return _Checked(query, key, value, masks, n_iters, tau, in_order, stop, scale, dropout_p, seed)
+
+
+def _check_order(given: Arguments, n_iters: int | float, kv: str) -> None:
+    check_gradient_in_order(given.gradient)
+    causal_iterations(CALLER, n_iters)
+    if given.causal is not None:
+        checks.one_of(CALLER, "causal", given.causal, DEFINITIONS)
+    if given.cache is not None:
+        raise NotImplementedError(f"{CALLER}: a cache of tokens cannot be sharded; generate without a group.")
+    if given.causal == "prefix":
+        raise NotImplementedError(f'{CALLER}: with a group, causal must be "streaming"; got "prefix".')
+    if kv == "ring" and n_iters != 1:
+        raise NotImplementedError(
+            f'{CALLER}: causal attention with a group takes kv="gather" only: rows are normalised one after the other, '
+            "and each of them needs all its keys."
+        )
+
+
+def _describe(ranks: Ranks, kv: str, given: Arguments, checked: _Checked, headers: list[Header]) -> ShardedCall:
+    queries, keys = [each.queries for each in headers], [each.keys for each in headers]
+    _check_columns(headers, sum(keys))
+    if given.is_causal and checked.in_order and queries != keys:
+        raise ValueError(
+            f"{CALLER}: is_causal=True with more than one normalisation needs as many queries as keys on every rank; "
+            f"got {queries} and {keys}."
+        )
+    any_entry_masks = any(each.has_matrix for each in headers)
+    return ShardedCall(
+        ranks, kv, queries, keys, checked.masks, any(each.has_masks for each in headers), any_entry_masks,
+        given.is_causal, checked.query.shape[:-2], checked.n_iters,
+        given.gradient == "implicit" or checked.n_iters == math.inf, checked.scale, given.cost == "l2",
+        checked.dropout_p, headers[0].seed, *checked.stop,
+    )  # fmt: skip
 
 
 def _is_matrix(mask: Any) -> bool:
@@ -105,15 +173,17 @@ def _device_of(tokens: Any) -> torch.device:
     return tokens.device if isinstance(tokens, Tensor) else torch.device("cpu")
 
 
+_ALIKE = ("dropout_p", "is_causal", "cost", "gradient", "tol", "max_iters", "causal", "allow_one_way_mask")
+
+
 def _settings(given: Arguments, checked: _Checked, kv: str) -> Mapping[str, Any]:
     """What all ranks must have alike, in words."""
     query, key, value, tau = checked.query, checked.key, checked.value, checked.tau
-    sizes = {name: (*x.shape[:-2], "n", x.shape[-1]) for name, x in zip(("query", "key", "value"), checked, strict=False)}
     needed = [x for x in (query, key, value, given.attn_mask, tau) if isinstance(x, Tensor) and x.requires_grad]
     return {
         "dtype": query.dtype,
         "device": query.device.type,
-        **{f"shape of {name}": size for name, size in sizes.items()},
+        **{f"the shape of {name}": (*x.shape[:-2], "tokens", x.shape[-1]) for name, x in _named(query, key, value)},
         **{name: getattr(given, name) for name in _ALIKE},
         "n_iters": checked.n_iters,
         "tau": tau.detach().flatten().tolist() if isinstance(tau, Tensor) else tau,
@@ -123,19 +193,21 @@ def _settings(given: Arguments, checked: _Checked, kv: str) -> Mapping[str, Any]
     }
 
 
-_ALIKE = ("dropout_p", "is_causal", "cost", "gradient", "tol", "max_iters", "causal")
+def _named(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, Tensor]]:
+    return [("query", query), ("key", key), ("value", value)]
 
 
 def _header(checked: _Checked, attn_mask: Tensor | None) -> Header:
-    rows, columns = (0, 0) if attn_mask is None else tuple((1, *attn_mask.shape)[-2:])
+    columns = 0 if attn_mask is None else (1, *attn_mask.shape)[-1]
     has_masks = checked.masks.queries is not None or checked.masks.keys is not None
-    return Header(checked.query.shape[-2], checked.key.shape[-2], checked.seed, int(has_masks), rows, columns)
+    has_matrix, n, m = attn_mask is not None, checked.query.shape[-2], checked.key.shape[-2]
+    return Header(n, m, checked.seed, int(has_masks), int(has_matrix), columns)
 
 
 def _check_columns(headers: list[Header], m: int) -> None:
     """Every rank checks the masks of all, so that all of them raise."""
     for rank, header in enumerate(headers):
-        if header.mask_rows and header.mask_columns not in (1, m):
+        if header.has_matrix and header.mask_columns not in (1, m):
             raise ValueError(
                 f"{CALLER}: with a group, attn_mask has this rank's queries as rows and the keys of all ranks as "
                 f"columns, (…, {header.queries}, {m}); got {header.mask_columns} columns on rank {rank}. For padding "

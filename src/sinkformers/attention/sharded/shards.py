@@ -1,4 +1,4 @@
-"""Keys and values of all ranks, part by part: gathered, or passed around a ring; and their gradients on the way back."""
+"""Keys and values of all ranks, gathered or passed around a ring, and their gradients on the way back."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -46,12 +46,12 @@ class Tiles:
     def __init__(self, call: ShardedCall, query: Tensor, key: Tensor, value: Tensor, valid: Valid | None = None):
         self.call, self.dtype = call, working_dtype(query.dtype)
         self.valid = find_valid(call, query) if valid is None else valid
-        own = _by_kv_head(self.valid.own_cols(call), key, call.lead)
+        own = by_kv_head(self.valid.own_cols(call), key, call.lead)
         query, key = zero_masked(query.to(self.dtype), self.valid.rows), zero_masked(key, own)
-        value = zero_masked(value, _by_kv_head(self.valid.own_cols(call), value, call.lead))
+        value = zero_masked(value, by_kv_head(self.valid.own_cols(call), value, call.lead))
         if call.l2:
             centre = _mean_key(call, key, own)
-            query, key = query - _by_query_head(centre, query), zero_masked(key.to(self.dtype) - centre, own)
+            query, key = query - by_query_head(centre, query), zero_masked(key.to(self.dtype) - centre, own)
             query = zero_masked(query, self.valid.rows)
         self.query = query * call.scale
         self.keys: Keys = SOURCES[call.kv](call.ranks, call.keys_by_rank, key, value)
@@ -71,8 +71,8 @@ class Tiles:
         scores = times_keys(self.query[..., rows, :], key)
         if self.call.l2:  # |q|² shifts whole rows, which no weight depends on
             squares = (0.5 * self.call.scale) * key.square().sum(-1)
-            scores -= _by_query_head(squares[..., None], self.query).mT
-        entries = valid_entries(self.call, rows, shard.columns)
+            scores -= by_query_head(squares[..., None], self.query).mT
+        entries = valid_entries(self.call, rows, shard.columns, self.query.device)
         if self.call.masks.bias is not None:
             bias = some_of(self.call.masks.bias, rows, shard.columns).to(self.dtype)
             assert entries is not None
@@ -91,7 +91,7 @@ class Tiles:
         return valid if entries is None else valid & entries
 
     def is_masked(self, rows: slice, shard: Shard) -> Tensor | None:
-        valid = self.valid_entries(rows, shard, valid_entries(self.call, rows, shard.columns))
+        valid = self.valid_entries(rows, shard, valid_entries(self.call, rows, shard.columns, self.query.device))
         return None if valid is None else ~valid
 
     def normalised(self, scores: Tensor, step: RowStep, rows: slice, shard: Shard) -> Tensor:
@@ -146,14 +146,14 @@ def _ungrouped(x: Tensor, like: Tensor) -> Tensor:
     return x if x.dim() < 3 else x.reshape(*like.shape[:-1], x.shape[-1])
 
 
-def _by_kv_head(valid: Tensor | None, kv: Tensor, lead: torch.Size) -> Tensor | None:
+def by_kv_head(valid: Tensor | None, kv: Tensor, lead: torch.Size) -> Tensor | None:
     """Masks (lead, m) by the heads of keys or values: valid where it is for a query head."""
     if valid is None or kv.shape[:-2] == lead:
         return valid
     return valid.unflatten(-2, (kv.shape[-3], -1)).any(-2)
 
 
-def _by_query_head(x: Tensor, query: Tensor) -> Tensor:
+def by_query_head(x: Tensor, query: Tensor) -> Tensor:
     if x.dim() < 3 or x.shape[-3] == query.shape[-3]:
         return x
     return x.repeat_interleave(query.shape[-3] // x.shape[-3], -3)
