@@ -132,19 +132,19 @@ def compare(case, group, kv, dtype=torch.float64, seed=1):
     expected, grads = call(case, whole, backend=one_device_backend(case))
     local = {name: part(name, x, case, rank, size) for name, x in whole.items()}
     out, found = call(case, local, group=group, kv=kv)
-    check("output", out, part("query", expected, case, rank, size), expected, case)
+    check("output", out, part("query", expected, case, rank, size), expected, case, dtype)
     for name, grad in grads.items():
         mine = found[name]
         assert mine is not None
         if name in ("tau", "row_bias"):  # every rank has its contribution
             mine = mine.clone()
             dist.all_reduce(mine, group=group)
-        check(name, mine, part(name, grad, case, rank, size), grad, case)
+        check(name, mine, part(name, grad, case, rank, size), grad, case, dtype)
 
 
-def check(name, mine, expected, whole, case):
+def check(name, mine, expected, whole, case, dtype):
     n_iters = case.options["n_iters"]
-    eps = torch.finfo(mine.dtype).eps
+    eps = torch.finfo(dtype).eps  # that of the steps: tau is in float64
     # Each step sums up to n or m numbers, whose rounding depends on the scores' size; a gradient sums over the steps.
     steps, size = (60 if n_iters == math.inf else n_iters + 1), max(1.0, whole.abs().max().item())
     tolerance = steps**2 * (N + M) * eps * size * case.sharpness

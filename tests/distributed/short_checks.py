@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from tests.distributed import agreement_checks, cost_checks, model_checks
 from tests.distributed.one_device import CASES, IN_ORDER, compare
 
 GROUPS = {}
@@ -16,7 +17,7 @@ def group_of(size, world):
 
 
 def equality(name, kv, size, dtype=torch.float64):
-    def check(rank, world):
+    def check(_rank, world):
         group = group_of(size, world)
         if group is not None:
             compare(CASES[name], group, kv, dtype)
@@ -38,4 +39,7 @@ CHECKS = {
     **some(["three steps", "a mask of entries", "the relaxed limit", "causal, grouped heads"], 4),
     **some(["a bias", "dropout", "the limit", "streaming"], 2),
     **some(["tau", "grouped heads", "sharp scores", "the limit", "causal"], 3, dtype=torch.float32),
+    **agreement_checks.CHECKS,
+    **cost_checks.CHECKS,
+    **model_checks.CHECKS,
 }

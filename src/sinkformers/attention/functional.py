@@ -35,11 +35,13 @@ from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor, with_rank
 from sinkformers.core.backend import Backend
 from sinkformers.core.limit import HasEvidence, warn_unconverged
-from sinkformers.distributed import active_group, sequence_group
+from sinkformers.distributed import active_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+_USUAL = (Tensor, torch.nn.Parameter)  # types that are no DTensors
 
 
 def sinkhorn_attention(
@@ -181,15 +183,16 @@ def _plan(
     kv: str | None,
 ) -> Plan:
     """Check the arguments of `sinkhorn_attention`, describe the call, and choose its backend."""
-    where = active_group() if group is None else sequence_group(CALLER, group, kv or "gather")
-    if where is not None and where.group.size() > 1:
-        from sinkformers.attention.sharded import Arguments, plan_sharded
+    if group is not None or active_group() is not None or type(query) not in _USUAL:
+        from sinkformers.attention.sharded import Arguments, plan_in_group
 
-        return plan_sharded(where, Arguments(
+        plan = plan_in_group(group, kv, Arguments(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, n_iters, tau, cost, query_mask,
             key_mask, gradient, tol, max_iters, backend, allow_one_way_mask, causal, cache,
         ))  # fmt: skip
-    if group is None and kv is not None:
+        if plan is not None:
+            return plan
+    elif kv is not None:
         raise ValueError(f"{CALLER}: kv says how tokens reach the ranks of a group; got kv={kv!r} and no group.")
     no_masks = attn_mask is None and query_mask is None and key_mask is None and not is_causal
     usual = no_masks and type(n_iters) is int and n_iters > 1 and type(tau) is float and tau == 1

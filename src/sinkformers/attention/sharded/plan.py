@@ -1,7 +1,9 @@
 """Plan a call whose tokens are sharded over ranks: check it here, and that all ranks make the same."""
 
 import math
+import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +33,9 @@ from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor
 from sinkformers.core.causal import DEFINITIONS, causal_iterations
 from sinkformers.core.limit import MOST_PRODUCTS
-from sinkformers.distributed import Header, Ranks, SequenceGroup, agree
+from sinkformers.distributed import Header, Ranks, SequenceGroup, active_group, agree, sequence_group
+
+NOT_COMPILED = "sinkformers: attention in a process group reads what the ranks tell each other, and is not compiled"
 
 
 class Arguments(NamedTuple):
@@ -75,7 +79,38 @@ class _Checked(NamedTuple):
     seed: int
 
 
-def plan_sharded(where: SequenceGroup, given: Arguments) -> Plan:
+@partial(torch.compiler.disable, reason=NOT_COMPILED)
+def plan_in_group(group: Any, kv: str | None, given: Arguments) -> Plan | None:
+    """Plan a call in a group, in that of `sequence_parallel`, or in that of DTensors; None if it has one rank."""
+    if has_dtensors(given.query, given.key, given.value):
+        return _plan_dtensors(group, kv, given)
+    around = active_group() if group is None else None
+    if group is None and around is None:
+        return None
+    where = sequence_group(CALLER, group if around is None else around.group, kv or (around.kv if around else "gather"))
+    return None if where.group.size() == 1 else _plan(where, given)
+
+
+def has_dtensors(*tokens: Any) -> bool:
+    """Whether one of these is a DTensor. Its module takes long to import, and is if there is one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(x, module.DTensor) for x in tokens)
+
+
+def _plan_dtensors(group: Any, kv: str | None, given: Arguments) -> Plan:
+    from sinkformers.attention.sharded.dtensor import token_axis_group, wrapped
+
+    if group is not None:
+        raise ValueError(f"{CALLER}: DTensors have a group of their own; got one in group= too. Leave it out.")
+    tokens = {"query": given.query, "key": given.key, "value": given.value}
+    masks = {"attn_mask": given.attn_mask, "query_mask": given.query_mask, "key_mask": given.key_mask}
+    where = sequence_group(CALLER, token_axis_group(tokens, masks), kv or "gather")
+    query, key, value = (x.to_local() for x in tokens.values())  # pyright: ignore[reportCallIssue]
+    plan = _plan(where, given._replace(query=query, key=key, value=value))
+    return wrapped(plan, given.query, given.value)  # pyright: ignore[reportArgumentType]
+
+
+def _plan(where: SequenceGroup, given: Arguments) -> Plan:
     """Plan a call on this rank's tokens. All ranks of the group have to get here."""
     ranks, device, checked, error = Ranks(CALLER, where.group), _device_of(given.query), None, None
     settings, header = {}, Header(0, 0, 0, 0, 0, 0)
@@ -99,7 +134,7 @@ def plan_sharded(where: SequenceGroup, given: Arguments) -> Plan:
     if softmax and call.n_iters != 1:
         call, by_head = call._replace(n_iters=1, implicit=False), None
     function = attend_causal_sharded if checked.in_order and call.n_iters != 1 else attend_sharded
-    return Plan("torch", function, (call, query, key, value, by_head))
+    return Plan("torch", torch.compiler.disable(function, reason=NOT_COMPILED), (call, query, key, value, by_head))
 
 
 def _check(given: Arguments, kv: str) -> _Checked:
