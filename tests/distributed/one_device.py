@@ -39,6 +39,7 @@ CASES = {
     "a mask of keys alone": Case({"n_iters": 3}, ("key_mask",)),
     "a bias": Case({"n_iters": 5}, ("bias", "key_mask")),
     "a bias for all queries": Case({"n_iters": 3}, ("row_bias", "query_mask")),
+    "a bias of keys": Case({"n_iters": 3}, ("key_bias", "key_mask")),
     "a mask of entries": Case({"n_iters": 5}, ("entries", "query_mask")),
     "tau": Case({"n_iters": 5}, ("tau", "bias")),
     "the number tau": Case({"n_iters": 5, "tau": 0.6}, ("query_mask",)),
@@ -84,6 +85,7 @@ def tensors(case, dtype, seed=1):
     others = {
         "bias": randn(BATCH, 1, N, m),
         "row_bias": randn(HEADS, 1, m),
+        "key_bias": randn(HEADS, 1, m),  # whose columns are sharded
         "entries": keep(N, m),
         "query_mask": keep(BATCH, N),
         "key_mask": keep(BATCH, m),
@@ -97,19 +99,17 @@ def part(name, whole, case, rank, size):
     rows, columns = ROWS[size], ROWS[size] if case.is_square() else COLUMNS[size]
     if name in ("query", "d_out", "bias", "entries"):
         return whole.split(rows, -2)[rank]
+    if name in ("query_mask", "key_mask", "key_bias"):
+        return whole.split(rows if name == "query_mask" else columns, -1)[rank]
     if name in ("key", "value"):
         return whole.split(columns, -2)[rank]
-    if name == "query_mask":
-        return whole.split(rows, -1)[rank]
-    if name == "key_mask":
-        return whole.split(columns, -1)[rank]
     return whole
 
 
 def call(case, given, **options):
     """The output and the gradients of all tensors of a call that have one."""
     given = {name: x.detach().clone().requires_grad_(x.is_floating_point()) for name, x in given.items()}
-    masks = [given[name] for name in ("bias", "row_bias", "entries") if name in given]
+    masks = [given[name] for name in ("bias", "row_bias", "key_bias", "entries") if name in given]
     rest = {name: given[name] for name in ("query_mask", "key_mask", "tau") if name in given}
     tokens = (given[name] for name in ("query", "key", "value"))
     torch.manual_seed(7)

@@ -105,7 +105,8 @@ def sinkhorn_attention(
             all keys, the cached ones first. Gradients do not flow into the cache.
         group: a process group or a one-dimensional `DeviceMesh` whose ranks share the sequences (docs/distributed.md).
             The tokens are then those of this rank, which follow those of the ranks before it. `query_mask` and
-            `key_mask` have this rank's tokens, `attn_mask` has its queries and the keys of all ranks.
+            `key_mask` have this rank's tokens. `attn_mask` has its queries and the keys of all ranks, or one row for
+            all queries and the keys of every rank for itself.
         kv: how the keys and values of other ranks get here: `"gather"`, the default, or `"ring"`, which holds those of
             two ranks at a time and sends them in every pass. It goes with `group`.
 

@@ -22,7 +22,9 @@ class Header(NamedTuple):
     seed: int  # of dropout; that of rank 0 counts
     has_masks: int  # of tokens
     has_matrix: int  # a mask or a bias of entries
-    mask_columns: int  # of that
+    mask_rows: int  # of that
+    mask_columns: int
+    mask_gradient: int  # whether it needs one
 
 
 def agree(

@@ -57,8 +57,10 @@ def bytes_sent(work: Workload, kv: str = "gather", *, backward: bool = True) -> 
         tokens = share * (keys + values) * work.element_size
         sums = share * (keys + values) * work.working_size
         return tokens + vectors + backward * (sums + tokens + vectors)
-    # Around the ring keys go once for every normalisation but those that an equal pass follows, values with the output.
-    forward = share * (work.n_iters * keys + values) * work.element_size
-    around = share * ((2 * column_steps + 1 + work.n_iters % 2) * keys + 2 * values) * work.element_size
+    # A pass for every normalisation, and one for the output where columns come last; then one for the gradients of
+    # values, one back through each step between the first and the last, and one for those of queries and keys.
+    even, back = 1 - work.n_iters % 2, 2 + column_steps + max(0, column_steps - 1)
+    forward = share * ((work.n_iters + even) * keys + values) * work.element_size
+    around = share * (back * keys + 2 * values) * work.element_size
     sums = (keys + values) * work.working_size
     return forward + vectors + backward * (around + sums + vectors)

@@ -28,6 +28,7 @@ from sinkformers.attention.plan import Plan, no_output
 from sinkformers.attention.sharded.call import ShardedCall
 from sinkformers.attention.sharded.causal import attend_causal_sharded
 from sinkformers.attention.sharded.function import attend_sharded
+from sinkformers.attention.sharded.key_bias import has_own_columns, with_all_columns
 from sinkformers.attention.sharded.one_way import refuse_one_sided
 from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor
@@ -113,7 +114,7 @@ def _plan_dtensors(group: Any, kv: str | None, given: Arguments) -> Plan:
 def _plan(where: SequenceGroup, given: Arguments) -> Plan:
     """Plan a call on this rank's tokens. All ranks of the group have to get here."""
     ranks, device, checked, error = Ranks(CALLER, where.group), _device_of(given.query), None, None
-    settings, header = {}, Header(0, 0, 0, 0, 0, 0)
+    settings, header = {}, Header(*8 * (0,))
     try:
         checked = _check(given, where.kv)
         settings, header = _settings(given, checked, where.kv), _header(checked, given.attn_mask)
@@ -185,7 +186,11 @@ def _check_order(given: Arguments, n_iters: int | float, kv: str) -> None:
 
 def _describe(ranks: Ranks, kv: str, given: Arguments, checked: _Checked, headers: list[Header]) -> ShardedCall:
     queries, keys = [each.queries for each in headers], [each.keys for each in headers]
-    _check_columns(headers, sum(keys))
+    masks = checked.masks
+    if has_own_columns(headers):
+        masks = with_all_columns(ranks, headers, masks, checked.query)
+    else:
+        _check_columns(headers, sum(keys))
     if given.is_causal and checked.in_order and queries != keys:
         raise ValueError(
             f"{CALLER}: is_causal=True with more than one normalisation needs as many queries as keys on every rank; "
@@ -193,7 +198,7 @@ def _describe(ranks: Ranks, kv: str, given: Arguments, checked: _Checked, header
         )
     any_entry_masks = any(each.has_matrix for each in headers)
     return ShardedCall(
-        ranks, kv, queries, keys, checked.masks, any(each.has_masks for each in headers), any_entry_masks,
+        ranks, kv, queries, keys, masks, any(each.has_masks for each in headers), any_entry_masks,
         given.is_causal, checked.query.shape[:-2], checked.n_iters,
         given.gradient == "implicit" or checked.n_iters == math.inf, checked.scale, given.cost == "l2",
         checked.dropout_p, headers[0].seed, *checked.stop,
@@ -233,10 +238,11 @@ def _named(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, Tensor]
 
 
 def _header(checked: _Checked, attn_mask: Tensor | None) -> Header:
-    columns = 0 if attn_mask is None else (1, *attn_mask.shape)[-1]
+    rows, columns = (0, 0) if attn_mask is None else (1, *attn_mask.shape)[-2:]
     has_masks = checked.masks.queries is not None or checked.masks.keys is not None
+    needs_gradient = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
     has_matrix, n, m = attn_mask is not None, checked.query.shape[-2], checked.key.shape[-2]
-    return Header(n, m, checked.seed, int(has_masks), int(has_matrix), columns)
+    return Header(n, m, checked.seed, int(has_masks), int(has_matrix), rows, columns, int(needs_gradient))
 
 
 def _check_columns(headers: list[Header], m: int) -> None:
@@ -245,6 +251,7 @@ def _check_columns(headers: list[Header], m: int) -> None:
         if header.has_matrix and header.mask_columns not in (1, m):
             raise ValueError(
                 f"{CALLER}: with a group, attn_mask has this rank's queries as rows and the keys of all ranks as "
-                f"columns, (…, {header.queries}, {m}); got {header.mask_columns} columns on rank {rank}. For padding "
-                "pass query_mask and key_mask of this rank's tokens."
+                f"columns, (…, {header.queries}, {m}), or one row for all queries and every rank its own keys; "
+                f"got {header.mask_rows} rows and {header.mask_columns} columns on rank {rank}. For padding pass "
+                "query_mask and key_mask of this rank's tokens."
             )
