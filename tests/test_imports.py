@@ -16,14 +16,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "kernels": set(),
     "core": {"kernels"},
-    "attention": {"core", "kernels"},
+    "distributed": set(),
+    "attention": {"core", "distributed", "kernels"},
     "flows": {"core"},
-    "modules": {"core", "attention", "flows"},
-    "conversion": {"core", "modules", "attention"},
-    "models": {"attention", "modules"},
+    "modules": {"core", "distributed", "attention", "flows"},
+    "conversion": {"core", "distributed", "modules", "attention"},
+    "models": {"distributed", "attention", "modules"},
     "doctor": {"core", "attention"},
-    "public": {"core", "attention", "flows", "modules", "conversion", "models"},
-    "lab": {"public", "core", "attention", "doctor", "flows", "modules", "conversion", "models"},
+    "public": {"core", "distributed", "attention", "flows", "modules", "conversion", "models"},
+    "lab": {"public", "core", "distributed", "attention", "doctor", "flows", "modules", "conversion", "models"},
     "moved": {"public", "lab"},
 }
 # Old import paths, which warn and look names up in the lab.

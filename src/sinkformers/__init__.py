@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         sinkhorn_limit,
         workspace_limit,
     )
+    from sinkformers.distributed import sequence_parallel
     from sinkformers.modules import MultiheadAttention, Sinkhorn
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "causal_sinkhorn",
     "marginal_error",
     "release_workspace",
+    "sequence_parallel",
     "set_n_iters",
     "set_tau",
     "set_workspace_limit",
@@ -68,6 +70,7 @@ _PACKAGE = {
     "causal_sinkhorn": "core",
     "marginal_error": "core",
     "release_workspace": "core",
+    "sequence_parallel": "distributed",
     "set_n_iters": "conversion",
     "set_tau": "conversion",
     "set_workspace_limit": "core",

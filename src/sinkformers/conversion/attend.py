@@ -16,6 +16,7 @@ from sinkformers.conversion.settings import Settings, is_softmax, tau_of
 from sinkformers.core import LimitInfo, causal_sinkhorn, checks, sinkhorn, sinkhorn_limit
 from sinkformers.core.limit import HasEvidence
 from sinkformers.core.ranges import masked_bias
+from sinkformers.distributed import refuse_in_parallel
 
 WARNED = "_sinkhorn_warned"  # set on a module after its warning, which is given once
 REMEDY = (
@@ -46,6 +47,9 @@ def attend(
 
     Masks are those of `sinkhorn_attention`; `is_causal` and `cache` are for modules whose settings have `causal`.
     """
+    if need_weights or module.__dict__.get(WATCHER) is not None:
+        name = type(module).__name__
+        refuse_in_parallel(name, "no rank computes all weights. Leave watch_attention and returned weights out.")
     problem: dict[str, Any] = {"scale": scale, "query_mask": query_mask, "key_mask": key_mask}
     if settings.causal is not None:
         order: dict[str, Any] = {"enable_gqa": enable_gqa, "is_causal": is_causal, "cache": cache, **problem}
@@ -87,6 +91,7 @@ def normalise(
         softmax: the weights, if they are SoftMax and known already.
     """
     n, m = scores.shape[-2:]
+    refuse_in_parallel(type(module).__name__, "it computes scores of this rank's tokens alone by itself.")
     if settings.causal is not None:
         return _normalise_in_order(module, settings, scores, mask, softmax)
     _warn_of_single_query(module, settings, n, m)
