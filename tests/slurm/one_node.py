@@ -10,8 +10,10 @@ import getpass
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -117,8 +119,14 @@ def _munged(folder: Path) -> list[str]:
 @contextmanager
 def _daemon(command: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{command[0]}.out").open("ab") as output:
+        # The daemon ends with this process, even if that is killed. Ctrl-C in a terminal does not reach it.
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            ["setpriv", "--pdeathsig", "TERM", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield process
@@ -165,5 +173,6 @@ def _free_ports(count: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with one_node() as cluster:
         subprocess.run([os.environ.get("SHELL", "/bin/sh")], env=cluster, check=False)

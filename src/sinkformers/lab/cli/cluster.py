@@ -54,11 +54,20 @@ class ClusterOptions:
             refuse("--device cuda: the jobs have no GPU. Add --gpus 1.")
 
     def resources(self) -> Resources:
-        from sinkformers.lab.cluster.resources import LONGEST, Resources, minutes
+        """Return what each job asks for; a time limit that the partition does not allow is refused."""
+        from sinkformers.lab.cluster import slurm
+        from sinkformers.lab.cluster.resources import LONGEST, Resources, duration, minutes
 
-        gpus = self.gpus or 0
         limit = LONGEST if self.time is None and self.cluster == "local" else minutes(self.time or TIME)
-        return Resources(limit, gpus, self.cpus or 1, self.processes or max(1, gpus), self.partition)
+        most = slurm.time_limit(self.partition) if self.cluster == "slurm" else None
+        if most is not None and limit > most and self.time is not None:
+            refuse(
+                f"--time {self.time} is {duration(limit)}, and the partition allows {duration(most)}. Ask for less: "
+                "a run that needs longer is queued again, and continues."
+            )
+        gpus = self.gpus or 0
+        processes = self.processes or max(1, gpus)
+        return Resources(min(limit, most or limit), gpus, self.cpus or 1, processes, self.partition)
 
     def request(
         self,

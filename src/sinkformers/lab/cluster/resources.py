@@ -39,7 +39,7 @@ class Resources:
             f"{self.processes} processes" if self.processes > 1 else "",
             _counted(self.cpus * self.processes, "CPU"),
             _counted(self.gpus, "GPU") if self.gpus else "",
-            f"{duration(self.minutes)} at a time",
+            f"{duration(self.minutes)} at a time" if self.minutes < LONGEST else "",
             f"partition {self.partition}" if self.partition else "",
         ]
         return ", ".join(filter(None, parts))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sinkformers.lab.artefacts.artefact import ExperimentError
+from sinkformers.lab.cluster.resources import minutes
 
 ANSWERS_WITHIN = 60.0  # seconds
 ENDING = ("COMPLETING", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -45,17 +46,25 @@ def queue(jobs: Iterable[str]) -> dict[str, Queued]:
     whole = arrays(wanted)
     if not whole:
         return {}
-    command = ["squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(whole)}"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ExperimentError(f"squeue does not answer ({error}). Try again.") from None
+    answer = _asked(["squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(whole)}"])
     if answer.returncode:
         if "Invalid job id" in answer.stderr:  # the only job asked for has ended long ago
             return {}
         raise ExperimentError(f"squeue does not answer: {said(answer.stderr)}. Try again.")
     lines = (line.split("|", 2) for line in answer.stdout.splitlines())
     return {line[0]: Queued(*line[1:]) for line in lines if line[0] in wanted}
+
+
+def time_limit(partition: str | None) -> int | None:
+    """Return the longest time, in minutes, that a partition allows, by default the cluster's own; None if unknown."""
+    try:
+        answer = _asked(["sinfo", "--noheader", "--format=%P|%l"])
+    except ExperimentError:
+        return None
+    limits = dict(line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
+    default = next((name for name in limits if name.endswith("*")), "")
+    text = limits.get(default if partition in (None, default.rstrip("*")) else partition or "", "infinite").strip()
+    return None if text in ("infinite", "n/a") else minutes(text)
 
 
 def arrays(jobs: Iterable[str]) -> list[str]:
@@ -70,6 +79,13 @@ def is_ending(job: str) -> bool | None:
     except ExperimentError:
         return None
     return job not in found or found[job].state in ENDING
+
+
+def _asked(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ExperimentError(f"{command[0]} does not answer ({error}). Try again.") from None
 
 
 def said(complaint: str) -> str:
