@@ -26,8 +26,8 @@ STARTS_WITHIN = 60.0  # seconds
 # munged, slurmctld and slurmd are in /usr/sbin, which is not on every user's PATH.
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
-# Preempted jobs return to the queue. Slurm starts a job again only when its old credential has expired, by default after
-# two minutes. KillWait is the time from SIGTERM to SIGKILL.
+# Preempted jobs return to the queue. Slurm starts a job again only when its old credential has expired, by default
+# after two minutes. KillWait is the time from SIGTERM to SIGKILL.
 CONFIGURATION = """\
 ClusterName=onenode
 SlurmctldHost={host}(127.0.0.1)

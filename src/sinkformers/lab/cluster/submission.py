@@ -5,10 +5,11 @@ The id of its job is in the folder of every run, so that a second command does n
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,7 +120,8 @@ def _accepted(request: Request, submit: Callable[[], Sequence[Job[None]]]) -> Se
 
     before = set(request.folder.iterdir())
     try:
-        return submit()
+        with redirect_stderr(io.StringIO()):  # submitit prints what it raises
+            return submit()
     except (FailedJobError, FailedSubmissionError) as error:
         for file in set(request.folder.iterdir()) - before:
             if ATTEMPT.fullmatch(file.name):
