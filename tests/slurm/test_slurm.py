@@ -65,7 +65,7 @@ def bytes_of(out):
     return [(out / folder / name).read_bytes() for folder in FOLDERS for name in (METRICS_FILE, MODEL_FILE)]
 
 
-def until(condition, seconds=120):
+def until(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
