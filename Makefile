@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-timm test-triton test-sanitize fuzz lint types format bench bench-quick reproduction docs clean
+.PHONY: help run test test-slow test-slurm test-timm test-triton test-sanitize fuzz lint types format bench bench-quick reproduction docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -24,6 +24,9 @@ test-triton: .venv-triton/installed ## the Triton kernels, in an environment of 
 
 test-slow: .venv/installed ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-slurm: .venv/installed ## jobs of a Slurm that is started for it; needs slurm-wlm and munge (apt-get install)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm -q
 
 SEED ?= 0
 SECONDS ?= 300
