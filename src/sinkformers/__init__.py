@@ -28,10 +28,12 @@ if TYPE_CHECKING:
         workspace_limit,
     )
     from sinkformers.modules import MultiheadAttention, Sinkhorn
+    from sinkformers.viewing import AttentionView, view_attention
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionView",
     "ConvergenceWarning",
     "LimitInfo",
     "MultiheadAttention",
@@ -50,11 +52,13 @@ __all__ = [
     "sinkhorn_limit",
     "to_sinkformer",
     "to_transformer",
+    "view_attention",
     "watch_attention",
     "workspace_limit",
 ]
 
 _PACKAGE = {
+    "AttentionView": "viewing",
     "ConvergenceWarning": "core",
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
@@ -73,6 +77,7 @@ _PACKAGE = {
     "sinkhorn_limit": "core",
     "to_sinkformer": "conversion",
     "to_transformer": "conversion",
+    "view_attention": "viewing",
     "watch_attention": "conversion",
     "workspace_limit": "core",
 }

@@ -1,6 +1,6 @@
 """`watch_attention`: statistics of a converted model's attention, by layer and head."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.attention.masks import Masks, combine
+from sinkformers.conversion.adapter import Place
 from sinkformers.conversion.attend import WATCHER
 from sinkformers.conversion.survey import Select, select_converted
 from sinkformers.conversion.tables import html_table, text_table
@@ -32,6 +33,7 @@ class Call:
     weights: Tensor | None = None  # (batch, heads, n, m) with `keep_weights`
     residual: Tensor | None = None  # (batch, heads), for `n_iters=math.inf`: where the search for the limit ended
     products: Tensor | None = None  # (batch, heads), for `n_iters=math.inf`: with exp(scores) or its transpose
+    scores: Tensor | None = None  # (batch, heads, n, m) with `keep_scores`: minus infinity where masked
 
     def __repr__(self) -> str:
         shape = (*self.rows.shape, self.columns.shape[-1])
@@ -49,6 +51,7 @@ class WatchedModule:
     """The calls of one module while it is watched, in order."""
 
     keep_weights: bool = False
+    keep_scores: bool = False
     calls: list[Call] = field(default_factory=list)
 
     def record(
@@ -60,10 +63,11 @@ class WatchedModule:
         evidence: HasEvidence | None = None,
         *,
         in_order: bool = False,
+        scores: Tensor | None = None,
     ) -> None:
         """Append a call with these weights and masks; `evidence` says how the search for the limit ended.
 
-        Where rows are normalised in order, column sums are relative to those of uniform attention under the masks.
+        `scores` are minus infinity where masked. Where rows are normalised in order, column sums are relative to those of uniform attention under the masks.
         """
         weights = weights.float() if weights.dtype in (torch.float16, torch.bfloat16) else weights
         valid = _valid_entries(weights, attn_mask, queries, keys)
@@ -84,6 +88,7 @@ class WatchedModule:
                 weights if self.keep_weights else None,
                 None if evidence is None else evidence.residual.detach(),
                 None if evidence is None else evidence.products,
+                scores if self.keep_scores else None,
             )
         )
 
@@ -116,17 +121,20 @@ class Watch(dict[str, WatchedModule]):
 
 
 @contextmanager
-def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bool = False) -> Iterator[Watch]:
+def watch_attention(
+    model: nn.Module, *, select: Select = None, keep_weights: bool = False, keep_scores: bool = False
+) -> Iterator[Watch]:
     """Watch the converted modules of a model inside a `with` block: column sums, row entropies and marginal errors.
 
     Every call computes its weights a second time, without a gradient; outputs do not change. To watch a plain
-    Transformer, convert it with `n_iters=1`. With `keep_weights` the weights are kept too, n × m numbers per head.
+    Transformer, convert it with `n_iters=1`. With `keep_weights` the weights are kept too, n × m numbers per head, and
+    with `keep_scores` the scores that they are computed from.
 
     Yields:
         A dictionary by module name. `watch[name].calls` is a list with one entry per call, which has `column_sums`
         (batch, heads, m), `row_entropy` (batch, heads, n), `row_error` and `column_error` (batch, heads), boolean
         `rows` (batch, heads, n) and `columns` (batch, heads, m), True at valid queries and keys, and `weights`
-        (batch, heads, n, m) or None. For `n_iters=math.inf` it has `residual` and `products` (batch, heads) too, which
+        and `scores` (batch, heads, n, m) or None; scores are minus infinity where masked. For `n_iters=math.inf` it has `residual` and `products` (batch, heads) too, which
         say where the search for the limit ended and what it took; otherwise they are None.
 
         Where rows are normalised in order, as in causal attention, `column_sums` are divided by those of uniform
@@ -143,11 +151,18 @@ def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bo
         torch.Size([2, 4, 9])
     """
     places = select_converted("watch_attention", model, select)
-    watch = Watch({place.name: WatchedModule(keep_weights) for place in places})
-    for place in places:
-        place.module.__dict__[WATCHER] = watch[place.name]
-    try:
+    watch = Watch({place.name: WatchedModule(keep_weights, keep_scores) for place in places})
+    with watched_by(places, watch):
         yield watch
+
+
+@contextmanager
+def watched_by(places: Sequence[Place], watchers: Mapping[str, WatchedModule]) -> Iterator[None]:
+    """Have converted modules report their calls to `watchers`, by name, inside a `with` block."""
+    for place in places:
+        place.module.__dict__[WATCHER] = watchers[place.name]
+    try:
+        yield
     finally:
         for place in places:
             place.module.__dict__.pop(WATCHER, None)
