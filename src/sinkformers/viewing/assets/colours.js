@@ -10,7 +10,7 @@ const THEMES = {
     strong: "#2c2580",
     even: "#c9551f",
     masked: [236, 237, 241],
-    scale: { from: [0.99, 0.005, 270], to: [0.27, 0.16, 277] },
+    scale: { from: [0.99, 0.005, 290], to: [0.26, 0.13, 286] },
   },
   dark: {
     paper: "#14151c",
@@ -21,7 +21,7 @@ const THEMES = {
     strong: "#cfcbff",
     even: "#f0894f",
     masked: [38, 40, 50],
-    scale: { from: [0.2, 0.015, 280], to: [0.95, 0.07, 300] },
+    scale: { from: [0.2, 0.015, 285], to: [0.95, 0.06, 300] },
   },
 };
 const SHADES = 256;

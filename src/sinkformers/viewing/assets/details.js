@@ -1,5 +1,6 @@
 // Numbers and lists beside the picture of a head: the column sums, what collects most, and the token in focus.
 import { element, isolated } from "./dom.js";
+import { mostReceived } from "./head_picture.js";
 import { decimal, percent, tokenLabels } from "./labels.js";
 import { column, largest, row } from "./statistics.js";
 
@@ -23,27 +24,28 @@ export function numbers({ head, result }) {
 }
 
 // What collects most, and for the token in focus where it looks and who looks at it.
-export function lists(state, { head, result }) {
+export function lists(state, shown) {
+  const { head, result } = shown;
   const [rowLabels, columnLabels] = head.shape.map((size) => tokenLabels(state.data, size));
   const { focus } = state;
   const i = head.rows.indexOf(focus.query ?? -1);
   const j = head.columns.indexOf(focus.key ?? -1);
-  const collected = bars("Tokens that collect most", head.columns, result.sums, columnLabels, (sum) => `${decimal(sum)}`);
-  const shown = [collected];
+  const rounded = result.sums.map((sum) => Number(sum.toFixed(3))); // equal sums stay in the order of the tokens
+  const all = [bars("Tokens that collect most", head.columns, rounded, columnLabels, decimal, mostReceived(shown))];
   if (i >= 0) {
     const title = ["Where ", isolated(rowLabels.short(focus.query)), " looks"];
-    shown.push(bars(title, head.columns, row(result.weights, head.m, i), columnLabels, percent));
+    all.push(bars(title, head.columns, row(result.weights, head.m, i), columnLabels, percent));
   }
   if (j >= 0) {
     const title = ["Who looks at ", isolated(columnLabels.short(focus.key))];
-    shown.push(bars(title, head.rows, column(result.weights, head.n, head.m, j), rowLabels, percent));
+    all.push(bars(title, head.rows, column(result.weights, head.n, head.m, j), rowLabels, percent));
   }
-  return shown;
+  return all;
 }
 
-function bars(title, ids, values, labels, write) {
+function bars(title, ids, values, labels, write, end = null) {
   const places = largest(values, MOST_LISTED);
-  const most = Math.max(values[places[0]], 1e-12);
+  const most = end ?? Math.max(values[places[0]], 1e-12);
   const items = places.map((place) =>
     element(
       "li",

@@ -52,8 +52,9 @@ export function drawHead(surface, place, { head, result, softmax, settings }, { 
 function drawSums(surface, { map, cellWidth }, head, result, softmax, colours, at) {
   const base = map.y - 8;
   const height = BARS - 30;
-  const most = Math.max(1.5, result.largestSum, softmax.largestSum);
-  const up = (sum) => (height * sum) / most;
+  const most = mostReceived({ result, softmax });
+  const root = most > 5; // an even share would be too low to be seen
+  const up = (sum) => height * (root ? Math.sqrt(sum / most) : sum / most);
   const bar = Math.max(0.6, cellWidth * 0.72);
   for (let j = 0; j < head.m; j++) {
     if (Number.isNaN(result.sums[j])) continue;
@@ -66,10 +67,15 @@ function drawSums(surface, { map, cellWidth }, head, result, softmax, colours, a
   const scale = { size: 10, fill: colours.faint, align: "end" };
   surface.text("1", map.x - 5, base - up(1), { ...scale, fill: colours.even });
   if (up(1) < height - 11) surface.text(decimal(most), map.x - 5, base - height, scale);
-  surface.text(sumsTitle(head), map.x, base - height - 12, { size: 10, fill: colours.faint });
+  if (root && up(4) < height - 11 && up(4) - up(1) > 11) surface.text("4", map.x - 5, base - up(4), scale);
+  const title = `${sumsTitle(head)}${root ? " (root scale)" : ""}`;
+  surface.text(title, map.x, base - height - 12, { size: 10, fill: colours.faint });
 }
 
-export const sumsTitle = (head) =>
+// The end of the scales of column sums, which stays where it is under SoftMax when they become even.
+export const mostReceived = ({ result, softmax }) => Math.max(1.5, result.largestSum, softmax.largestSum);
+
+const sumsTitle = (head) =>
   head.n === head.m && head.definition === "plain" ? "column sums" : "column sums, in even shares";
 
 function drawEntropies(surface, { map, cellHeight, right }, head, result, colours, at) {
@@ -84,7 +90,7 @@ function drawEntropies(surface, { map, cellHeight, right }, head, result, colour
   }
   surface.line(x, map.y, x, map.y + map.height, { stroke: colours.faint });
   const scale = { size: 10, fill: colours.faint };
-  surface.text("entropy", x, map.y - 8, scale);
+  surface.text("entropy", x + wide + 4, map.y - 8, { ...scale, align: "end" });
   if (wide > 30) {
     surface.text("0", x, map.y + map.height + 9, scale);
     surface.text(decimal(most), x + wide, map.y + map.height + 9, { ...scale, align: "end" });

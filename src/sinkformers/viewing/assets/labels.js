@@ -35,8 +35,8 @@ export function tokenLabels({ tokens }, size) {
 
 export function decimal(value) {
   if (!Number.isFinite(value)) return "–";
-  if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(0).replace("e", "·10^").replace("10^-", "10^−");
-  return value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : value < 0.095 ? 3 : 2);
+  if (value !== 0 && value < 0.0095) return value < 0.00001 ? "< 0.00001" : String(Number(value.toPrecision(1)));
+  return value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : value < 0.0995 ? 3 : 2);
 }
 
 export const percent = (share) => `${share < 0.0995 ? (100 * share).toFixed(1) : (100 * share).toFixed(0)} %`;

@@ -39,7 +39,7 @@ export function makePanel(state, panel) {
     "div",
     { class: "body" },
     main,
-    element("div", { class: "side" }, subject.figure, listed, ...(overview.isSingle ? [] : [overview.figure])),
+    element("div", { class: "side" }, subject.figure, ...(overview.isSingle ? [] : [overview.figure]), listed),
   );
   const section = element("section", { class: "panel" }, element("header", {}, heading, where), controls.element, missing, body);
   let place = null;
