@@ -29,12 +29,12 @@ export function layout(data, head, width, titled = false) {
 
 // Draw a head with its result. `focus` has the numbers of the query and the key to point out, or null.
 export function drawHead(surface, place, { head, result, softmax, settings }, { colours, root, focus, title }) {
-  const strongest = Math.max(result.largestWeight, softmax.largestWeight);
+  const strongest = scaleEnd(head, Math.max(result.largestWeight, softmax.largestWeight));
   const share = (weight) => (root ? Math.sqrt(weight / strongest) : weight / strongest);
   const scores = head.scores();
   surface.rect(0, 0, place.width, place.height, { fill: colours.paper });
   if (place.titled) {
-    surface.text(`${title} · ${settingsLabel(settings)}`, 8, 14, { size: 12, fill: colours.ink, bold: true });
+    surface.text(`${title} · ${settingsLabel(head, settings)}`, 8, 14, { size: 12, fill: colours.ink, bold: true });
   }
   const { map } = place;
   surface.cells(map.x, map.y, map.width, map.height, head.n, head.m, (i, j) =>
@@ -139,6 +139,9 @@ function drawLegend(surface, { map, height, width }, colours, strongest, root) {
   surface.text("0", x - 5, y + 4, { ...style, align: "end" });
   surface.text(`weight ${decimal(strongest)}${root ? ", colour by its root" : ""}`, x + wide + 6, y + 4, style);
 }
+
+// The weight of the strongest colour: even attention is never as strong.
+export const scaleEnd = (head, largestWeight) => Math.max(largestWeight, Math.min(1, 4 / head.m));
 
 // The row and column of a head under a point of the picture; −1 outside the map, on the side where it is.
 export function cellAt({ map, cellWidth, cellHeight }, head, x, y) {

@@ -35,14 +35,15 @@ export function tokenLabels({ tokens }, size) {
 
 export function decimal(value) {
   if (!Number.isFinite(value)) return "–";
-  if (value !== 0 && value < 0.0095) return value < 0.00001 ? "< 0.00001" : String(Number(value.toPrecision(1)));
+  if (value !== 0 && value < 0.0095) return value < 1e-5 ? "0.00001" : String(Number(value.toPrecision(1)));
   return value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : value < 0.0995 ? 3 : 2);
 }
 
 export const percent = (share) => `${share < 0.0995 ? (100 * share).toFixed(1) : (100 * share).toFixed(0)} %`;
 export const iterations = (nIters) => (nIters === Infinity ? "∞" : String(nIters));
 
-export function settingsLabel({ nIters, tau }) {
+export function settingsLabel({ definition }, { nIters, tau }) {
+  if (definition === "fixed") return "weights as they are";
   if (nIters === 1 || tau === 0) return "SoftMax";
   return `Sinkhorn, n_iters ${iterations(nIters)}${tau === 1 ? "" : `, tau ${decimal(tau)}`}`;
 }

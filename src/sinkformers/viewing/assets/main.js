@@ -112,7 +112,7 @@ function facts(data) {
       {},
       ...left,
       ...(masked > 0 ? [`Masked tokens (${masked}) are left out, which changes no weight. `] : []),
-      `The page holds the scores in ${bits} bits, each exact to ${decimal(rounding)} or better, and computes the weights from them. `,
+      `The page holds the scores in ${bits} bits, each off by ${decimal(rounding)} at most, and computes the weights from them. `,
       "The sliders change the normalisation of these scores. A model that runs with other settings has other scores in later layers.",
     ),
     ...(notes.length ? [element("details", {}, element("summary", {}, "Attention that is not shown"), element("ul", {}, ...notes))] : []),

@@ -1,6 +1,7 @@
 // All heads of a model at a glance: a grid of small maps, which are computed a few at a time.
 import { shade } from "./colours.js";
 import { arrowKeys, element, tableBehind } from "./dom.js";
+import { scaleEnd } from "./head_picture.js";
 import { decimal } from "./labels.js";
 import { settingsOf } from "./state.js";
 import { attention } from "./statistics.js";
@@ -58,7 +59,8 @@ export function makeOverview(state, panel) {
   function drawCell(cell, colours) {
     const { head, canvas, button } = cell;
     const result = attention(head, settingsOf(panel, head));
-    const share = (weight) => (state.look.root ? Math.sqrt(weight / result.largestWeight) : weight / result.largestWeight);
+    const strongest = scaleEnd(head, result.largestWeight);
+    const share = (weight) => (state.look.root ? Math.sqrt(weight / strongest) : weight / strongest);
     const image = cellImage(head.n, head.m, (i, j) => shade(colours, share(result.weights[i * head.m + j])));
     const context = canvas.getContext("2d");
     context.imageSmoothingEnabled = head.n > DOTS || head.m > DOTS;

@@ -60,7 +60,7 @@ export function makePanel(state, panel) {
     listed.replaceChildren(...lists(state, shown));
     said.replaceChildren(...readout(state, shown));
     if (!all && !changes.has("place")) return;
-    heading.textContent = `${panel.model.name}: ${settingsLabel(shown.settings)}`;
+    heading.textContent = `${panel.model.name}: ${settingsLabel(shown.head, shown.settings)}`;
     const layer = layerAt(panel.model, state.place);
     where.textContent = `layer ${layer.number} · head ${shown.head.number} · ${layer.name}`;
     controls.update(shown);

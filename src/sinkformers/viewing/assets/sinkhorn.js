@@ -4,6 +4,7 @@
 
 const TOLERANCE = 1e-5; // at the limit: of the logarithms of column sums
 const MOST_WORK = 4e8; // at the limit: entries read, about a second
+const MOST_STEPS = 20000;
 const SAFE_SHIFT = -600; // of a column; e^−700 is the smallest double
 const SAFE_SCALE = 1e140; // of a scaling: products of two, and their inverses, stay finite
 
@@ -100,13 +101,12 @@ function logDomain({ n, m, scores, rows, columns, rho }, nIters, tau) {
 // Make `nIters` steps; for Infinity, pairs of steps until the columns change by one factor, and rows at the end.
 function alternate(rowStep, columnStep, workOfStep, nIters) {
   if (nIters !== Infinity) {
-    for (let step = 0; step < nIters; step++) if (step % 2) columnStep();
-    else rowStep();
+    for (let step = 0; step < nIters; step++) (step % 2 ? columnStep : rowStep)();
     return { steps: nIters, converged: true };
   }
   let change = Infinity;
   let steps = 0;
-  const most = Math.max(100, Math.floor(MOST_WORK / workOfStep));
+  const most = Math.min(MOST_STEPS, Math.max(100, Math.floor(MOST_WORK / workOfStep)));
   while (change > TOLERANCE && steps < most) {
     rowStep();
     change = columnStep();
