@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "modules": {"core", "attention", "flows"},
     "conversion": {"core", "modules", "attention"},
     "models": {"attention", "modules"},
-    "public": {"core", "attention", "flows", "modules", "conversion", "models"},
-    "lab": {"public", "core", "attention", "flows", "modules", "conversion", "models"},
+    "viewing": {"core", "modules", "conversion"},
+    "public": {"core", "attention", "flows", "modules", "conversion", "models", "viewing"},
+    "lab": {"public", "core", "attention", "flows", "modules", "conversion", "models", "viewing"},
     "moved": {"public", "lab"},
 }
 # Old import paths, which warn and look names up in the lab.

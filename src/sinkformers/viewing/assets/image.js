@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 import { makeSentence } from "./sentence.js";
 import { onTokens, pointAt } from "./subject.js";
 
-const LARGEST = 420; // pixels of the page
+const LARGEST = 300; // pixels of the page
 
 export function makeImage(state, count) {
   const { grid, first, size, pixels } = state.data.subject;
@@ -21,6 +21,7 @@ export function makeImage(state, count) {
     height: Math.round(height * scale),
     "aria-label": "The image and its patches: point at one, or use the arrow keys",
   });
+  const plain = element("canvas", { class: "image", width: canvas.width, height: canvas.height, role: "img", "aria-label": "The image" });
   const extra = first > 0 ? makeSentence(state, [...Array(first).keys()], count) : null;
   const cell = { width: canvas.width / columns, height: canvas.height / rows };
 
@@ -48,11 +49,14 @@ export function makeImage(state, count) {
   function draw(shown, colours) {
     extra?.draw(shown, colours);
     const { values, most, focus } = onTokens(state, shown, count);
+    for (const each of [plain, canvas]) {
+      const context = each.getContext("2d");
+      context.imageSmoothingEnabled = scale < 3;
+      context.globalAlpha = 1;
+      context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+    }
     const context = canvas.getContext("2d");
-    context.imageSmoothingEnabled = scale < 3;
-    context.globalAlpha = 1;
-    context.drawImage(picture, 0, 0, canvas.width, canvas.height);
-    context.globalAlpha = 0.66;
+    context.globalAlpha = 0.7;
     for (let k = 0; k < rows * columns; k++) {
       const value = values.get(first + k);
       if (value === undefined || Number.isNaN(value)) continue;
@@ -61,14 +65,14 @@ export function makeImage(state, count) {
       context.fillRect(x, y, cell.width + 0.3, cell.height + 0.3);
     }
     context.globalAlpha = 1;
-    if (focus !== null && focus >= first) {
-      const k = focus - first;
-      context.strokeStyle = colours.even;
-      context.lineWidth = 3;
-      context.strokeRect((k % columns) * cell.width + 1, Math.floor(k / columns) * cell.height + 1, cell.width - 2, cell.height - 2);
-    }
+    if (focus !== null && focus >= first) for (const each of [plain, canvas]) outline(each.getContext("2d"), focus - first, colours);
   }
-  const parts = element("div", { class: "picture" }, canvas, ...(extra ? [extra.line] : []));
+  function outline(context, k, colours) {
+    context.strokeStyle = colours.even;
+    context.lineWidth = 3;
+    context.strokeRect((k % columns) * cell.width + 1, Math.floor(k / columns) * cell.height + 1, cell.width - 2, cell.height - 2);
+  }
+  const parts = element("div", {}, element("div", { class: "pictures" }, plain, canvas), ...(extra ? [extra.line] : []));
   return { line: parts, draw };
 }
 
