@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-timm test-triton test-sanitize fuzz lint types format bench bench-quick reproduction docs clean
+.PHONY: help run test test-slow test-browser test-timm test-triton test-sanitize fuzz lint types format bench bench-quick reproduction docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -24,6 +24,9 @@ test-triton: .venv-triton/installed ## the Triton kernels, in an environment of 
 
 test-slow: .venv/installed ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-browser: .venv/installed-browser ## the pages of the viewer, in Debian's chromium (apt install chromium)
+	$(BIN)/python -m pytest -m browser -n 0
 
 SEED ?= 0
 SECONDS ?= 300
@@ -83,6 +86,10 @@ clean: ## remove the environment and everything built
 .venv-triton/installed: .venv/installed
 	$(PYTHON) -m venv .venv-triton
 	.venv-triton/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[triton,test]'
+	@touch $@
+
+.venv/installed-browser: .venv/installed
+	$(INSTALL) --editable '.[browser]'
 	@touch $@
 
 .venv/installed-docs: .venv/installed

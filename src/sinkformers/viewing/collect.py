@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.conversion import to_sinkformer
-from sinkformers.conversion.adapter import CONVERT, Place
-from sinkformers.conversion.report import Report
+from sinkformers.conversion.adapter import CONVERT, UNDO, Place, Undo
 from sinkformers.conversion.settings import Settings, assign, settings_of, tau_of
 from sinkformers.conversion.survey import check_model, find_converted, survey
-from sinkformers.conversion.torch_nn import SinkhornMultiheadAttention
+from sinkformers.conversion.torch_nn import TORCH, SinkhornMultiheadAttention
 from sinkformers.conversion.watch import WatchedModule, watched_by
 from sinkformers.core.limit import HasEvidence
 from sinkformers.modules import MultiheadAttention
@@ -98,9 +97,11 @@ def _watchable(model: nn.Module) -> tuple[list[Place], list[str]]:
     Prefix attention is not shown: its weights are not those of one matrix of scores.
     """
     for module in model.modules():
-        if type(module) is MultiheadAttention:
-            assign(module, Settings(module.n_iters, module.tau), None)
+        if type(module) is MultiheadAttention and module.causal != "prefix":
+            settings = Settings(module.n_iters, module.tau, module.allow_one_way_mask, module.causal)  # pyright: ignore
+            module.__dict__[UNDO] = Undo(TORCH.name, type(module).__name__, None)
             module.__class__ = SinkhornMultiheadAttention
+            assign(module, settings, None)
     find_converted(model)
     findings = survey(model, None, None, "streaming")
     prefix = [each for each in findings if getattr(each.place.module, "causal", None) == "prefix"]
@@ -109,13 +110,17 @@ def _watchable(model: nn.Module) -> tuple[list[Place], list[str]]:
         for each in findings
         if each.verdict == CONVERT and settings_of(each.place.module) is None and each not in prefix
     }
+    if prefix and len(prefix) == len(findings):
+        raise ValueError(
+            f"{CALLER}: all attention of this {type(model).__name__} has the prefix definition, in which a "
+            "row is not that of one matrix of scores. Attention of the streaming definition can be shown."
+        )
     if plain or not any(settings_of(each.place.module) for each in findings):  # raises if there is nothing at all
         causal = "streaming" if any(plain.values()) else None
         to_sinkformer(model, 1, select=lambda name, _: name in plain, causal=causal)
-    report = model.__dict__.get("sinkformer_report")
-    kept = report.kept if isinstance(report, Report) else {}
-    notes = [f"{name or 'the model'}: {reason}" for name, reason in kept.items()]
-    notes += [f"{each.place.name}: its rows are those of many matrices (the prefix definition)" for each in prefix]
+    unseen = [each for each in findings if settings_of(each.place.module) is None]
+    reasons = {id(each): "its rows are those of many matrices (the prefix definition)" for each in prefix}
+    notes = [f"{each.place.name or 'the model'}: {reasons.get(id(each), each.verdict)}" for each in unseen]
     return [each.place for each in findings if settings_of(each.place.module) is not None], notes
 
 
@@ -226,7 +231,11 @@ def _unevenness(scores: Tensor, definition: str) -> float:
 def _check_numbers(name: str, numbers: Any) -> None:
     if numbers is None:
         return
-    if isinstance(numbers, str) or not isinstance(numbers, Collection) or not all(type(each) is int for each in numbers):
+    if (
+        isinstance(numbers, str)
+        or not isinstance(numbers, Collection)
+        or not all(type(each) is int for each in numbers)
+    ):
         raise TypeError(f"{CALLER}: {name} must be a list of whole numbers, or None for all; got {numbers!r}.")
     if not numbers:
         raise ValueError(f"{CALLER}: {name} must name one at least; got {numbers!r}. Leave it out for all.")
@@ -247,5 +256,6 @@ def _check_found(recorder: Recorder, layers: Collection[int] | None, heads: Coll
     if not recorder.layers:
         reason = f"none of them has one of the heads {sorted(heads)}" if heads else "nothing in them can be shown"
         raise ValueError(
-            f"{CALLER}: {n} calls of attention were found, but {reason}. " + " ".join(itertools.islice(recorder.notes, 3))
+            f"{CALLER}: {n} calls of attention were found, but {reason}. "
+            + " ".join(itertools.islice(recorder.notes, 3))
         )

@@ -116,7 +116,7 @@ def _head(head: Head, bits: int, chunks: list[bytes]) -> dict[str, Any]:
     start = sum(map(len, chunks))
     chunks.append(codes.bytes())
     n_iters = "inf" if head.n_iters == math.inf else head.n_iters
-    settings = {"n_iters": n_iters, "tau": head.tau}
+    settings = {"n_iters": n_iters, "tau": head.tau, "uneven": head.unevenness}
     return {"number": head.number, "start": start, "low": codes.low, "step": codes.step, **settings}
 
 

@@ -31,7 +31,8 @@ def look(
         str | None, typer.Option(metavar="MODEL_OR_RUN", help="A second model, or run, shown beside the first.")
     ] = None,
     n_iters: Annotated[
-        str | None, typer.Option(metavar="K", help="Convert the model to so many normalisations first; inf is the limit.")
+        str | None,
+        typer.Option(metavar="K", help="Convert the model to so many normalisations first; inf is the limit."),
     ] = None,
     layers: Annotated[str | None, typer.Option(metavar="0,1,…", help="The layers to show; all by default.")] = None,
     heads: Annotated[str | None, typer.Option(metavar="0,1,…", help="The heads to show; all by default.")] = None,

@@ -33,13 +33,17 @@ def view_pretrained(
     return view_attention(model, inputs, tokens=tokens, title=_title(text), **options)
 
 
-def view_run(
-    folder: Path, *, text: str | None, image: Path | None, mesh: Path | None, **options: Any
-) -> AttentionView:
+def view_run(folder: Path, *, text: str | None, image: Path | None, mesh: Path | None, **options: Any) -> AttentionView:
     """Return a view of a trained run's attention in a text, an image or a shape, whichever its model is for."""
     run = open_run(folder)
     options["name"] = run.name
-    kinds = {TextConfig: "text", TranslationConfig: "text", LanguageConfig: "text", PointConfig: "mesh", VisionConfig: "image"}
+    kinds = {
+        TextConfig: "text",
+        TranslationConfig: "text",
+        LanguageConfig: "text",
+        PointConfig: "mesh",
+        VisionConfig: "image",
+    }
     kind = next(kind for config, kind in kinds.items() if isinstance(run.config, config))
     if kind == "text" and text is not None:
         return _text(run, text, options)

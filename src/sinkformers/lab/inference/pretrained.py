@@ -30,7 +30,9 @@ def find_folder(name: str) -> Path:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
-            raise LabError(f"{name} has no {CONFIG}; name the folder of a model as transformers' save_pretrained writes it.")
+            raise LabError(
+                f"{name} has no {CONFIG}; name the folder of a model as transformers' save_pretrained writes it."
+            )
         return folder
     try:
         files = metadata.distribution(name).files or []
@@ -99,7 +101,9 @@ def read_text(pretrained: Pretrained, text: str) -> tuple[dict[str, Any], list[s
     pieces = tokenizer.convert_ids_to_tokens(numbers)
     # Pieces of bytes are spelt in a code of their own, so they are decoded one by one where that gives whole characters.
     decoded = [tokenizer.decode([number]) for number in numbers]
-    return inputs, [text if text and "\ufffd" not in text else piece for text, piece in zip(decoded, pieces, strict=True)]
+    return inputs, [
+        text if text and "\ufffd" not in text else piece for text, piece in zip(decoded, pieces, strict=True)
+    ]
 
 
 def read_image(pretrained: Pretrained, file: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ function readLayer(layer, bytes, bits) {
     const own = { nIters: head.n_iters === "inf" ? Infinity : head.n_iters, tau: head.tau };
     let scores = null;
     const decoded = () => (scores ??= decodeScores(bytes, head, n * m, bits));
-    return { ...common, layer: layer.number, number: head.number, step: head.step, own, scores: decoded };
+    return { ...common, layer: layer.number, number: head.number, step: head.step, uneven: head.uneven, own, scores: decoded };
   });
   return { ...layer, heads };
 }
