@@ -202,7 +202,8 @@ def test_the_page_reads_what_was_written():
     view = view_attention(encoder(), torch.randn(1, 5, 12, dtype=torch.float64))
     answer = """
     import { readData } from "./data.js";
-    const answer = (source) => readData(source).models[0].layers.map((layer) => layer.heads.map((head) => [...head.scores()]));
+    const read = (layer) => layer.heads.map((head) => [...head.scores()]);
+    const answer = (source) => readData(source).models[0].layers.map(read);
     """
     found = javascript.run(answer, json.dumps(data_of(view.to_html())))
     for layer, read in zip(view.models[0].layers, found, strict=True):

@@ -1,8 +1,10 @@
 """`watch_attention`: statistics of a converted model's attention, by layer and head."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +12,15 @@ from torch import Tensor, nn
 from sinkformers.attention.masks import Masks, combine
 from sinkformers.conversion.adapter import Place
 from sinkformers.conversion.attend import WATCHER
+from sinkformers.conversion.curves import Curve, Curves, curves_figure, curves_svg
 from sinkformers.conversion.survey import Select, select_converted
 from sinkformers.conversion.tables import html_table, text_table
 from sinkformers.core import marginal_error
 from sinkformers.core.causal import expected_share
 from sinkformers.core.limit import HasEvidence
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEADER = ("module", "largest column sum", "smallest column sum", "mean row entropy", "row error", "column error")
 SEARCH = ("residual", "products")  # the largest, where a module has n_iters=math.inf
@@ -46,6 +52,15 @@ class Call:
         )
 
 
+# What is drawn of each call.
+CURVES: tuple[tuple[str, Callable[[Call], float]], ...] = (
+    ("largest column sum", lambda call: float(call.column_sums[call.columns].max())),
+    ("smallest column sum", lambda call: float(call.column_sums[call.columns].min())),
+    ("row error", lambda call: float(call.row_error.max())),
+    ("column error", lambda call: float(call.column_error.max())),
+)
+
+
 @dataclass(repr=False)
 class WatchedModule:
     """The calls of one module while it is watched, in order."""
@@ -67,7 +82,8 @@ class WatchedModule:
     ) -> None:
         """Append a call with these weights and masks; `evidence` says how the search for the limit ended.
 
-        `scores` are minus infinity where masked. Where rows are normalised in order, column sums are relative to those of uniform attention under the masks.
+        `scores` are minus infinity where masked. Where rows are normalised in order, column sums are relative to those
+        of uniform attention under the masks.
         """
         weights = weights.float() if weights.dtype in (torch.float16, torch.bfloat16) else weights
         valid = _valid_entries(weights, attn_mask, queries, keys)
@@ -107,7 +123,32 @@ class Watch(dict[str, WatchedModule]):
         return text_table(*self._table())
 
     def _repr_html_(self) -> str:
-        return html_table("attention over all calls and heads", *self._table())
+        return html_table("attention over all calls and heads", *self._table()) + curves_svg(self._curves())
+
+    def plot(self) -> "Figure":
+        """Return a matplotlib figure of column sums and marginal errors over the calls, one line per module.
+
+        Watched while a model trains, the calls are the steps of training.
+
+        Examples:
+            >>> import torch, sinkformers
+            >>> layer = sinkformers.to_sinkformer(torch.nn.MultiheadAttention(16, 4, batch_first=True), n_iters=3)
+            >>> with sinkformers.watch_attention(layer) as watch:
+            ...     for _ in range(5):
+            ...         x = torch.randn(2, 9, 16)
+            ...         out, _ = layer(x, x, x)
+            >>> figure = watch.plot()
+        """
+        return curves_figure(self._curves())
+
+    def _curves(self) -> list[Curves]:
+        """Return what is drawn; every number is over the batch and the heads of one call."""
+        found: dict[str, list[Curve]] = {title: [] for title, _ in CURVES}
+        for name, module in self.items():
+            for title, number in CURVES:
+                values = [number(call) if call.columns.any() else math.nan for call in module.calls]
+                found[title].append(Curve(name or "(the model itself)", values))
+        return [Curves(title, curves, logarithmic="error" in title) for title, curves in found.items()]
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         header, rows = HEADER, []
@@ -134,8 +175,12 @@ def watch_attention(
         A dictionary by module name. `watch[name].calls` is a list with one entry per call, which has `column_sums`
         (batch, heads, m), `row_entropy` (batch, heads, n), `row_error` and `column_error` (batch, heads), boolean
         `rows` (batch, heads, n) and `columns` (batch, heads, m), True at valid queries and keys, and `weights`
-        and `scores` (batch, heads, n, m) or None; scores are minus infinity where masked. For `n_iters=math.inf` it has `residual` and `products` (batch, heads) too, which
-        say where the search for the limit ended and what it took; otherwise they are None.
+        and `scores` (batch, heads, n, m) or None; scores are minus infinity where masked. For `n_iters=math.inf` it
+        has `residual` and `products` (batch, heads) too, which say where the search for the limit ended and what it
+        took; otherwise they are None.
+
+        `watch.plot()` draws column sums and marginal errors by layer over the calls, as a matplotlib figure; notebooks
+        show the same below the table, without matplotlib.
 
         Where rows are normalised in order, as in causal attention, `column_sums` are divided by those of uniform
         attention under the same mask, over the queries of the call, and `column_error` is their largest distance from

@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch

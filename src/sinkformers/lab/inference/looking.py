@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from sinkformers import AttentionView, to_sinkformer, view_attention
 from sinkformers.lab.artefacts.artefact import ExperimentError
-from sinkformers.lab.inference.pretrained import load_pretrained, read_image, read_text
+from sinkformers.lab.inference.pretrained import load_pretrained, open_image, read_image, read_text
 from sinkformers.lab.inference.trained import TrainedRun, on, open_run
 from sinkformers.lab.tasks.config import LanguageConfig, PointConfig, TextConfig, TranslationConfig, VisionConfig
 
@@ -92,13 +93,22 @@ def _mesh(run: TrainedRun, file: Path, options: dict[str, Any]) -> AttentionView
 
 
 def _image(run: TrainedRun, file: Path, options: dict[str, Any]) -> AttentionView:
-    from sinkformers.lab.inference.images import ImageClassifier
-    from sinkformers.lab.data.formats.image_files import read_image as read
+    from PIL import ImageOps
 
-    classifier = ImageClassifier(run)
-    pixels, _ = read(file, size=run.config.image, channels=classifier.channels)
-    inputs = tuple(on(classifier.model, classifier.standardised(pixels)))
-    return view_attention(classifier.model, inputs, image=pixels, title=file.name, **options)
+    from sinkformers.models import ViT
+
+    statistics = run.file("pixels.json", json.loads)
+    mean, std = (torch.tensor(statistics[name])[:, None, None] for name in ("mean", "std"))
+    config, channels = run.config, len(mean)
+    names = ("image", "patch", "dim", "depth", "heads", "head_dim", "mlp_dim", "readout", "n_iters", "tie_qk")
+    sizes = {name: getattr(config, name) for name in names}
+    model = run.load_into(ViT(channels=channels, classes=len(run.classes()), **sizes))
+    image = ImageOps.fit(open_image(file).convert("L" if channels == 1 else "RGB"), (config.image, config.image))
+    pixels = (
+        torch.tensor(list(image.tobytes()), dtype=torch.uint8).view(config.image, config.image, channels).movedim(-1, 0)
+    )
+    inputs = tuple(on(model, ((pixels / 255 - mean) / std)[None]))
+    return view_attention(model, inputs, image=pixels, title=file.name, **options)
 
 
 def _title(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sinkformers.lab.error import LabError
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import nn
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
@@ -99,7 +100,7 @@ def read_text(pretrained: Pretrained, text: str) -> tuple[dict[str, Any], list[s
     if not numbers:
         raise LabError("the text has no tokens; give one that is not empty.")
     pieces = tokenizer.convert_ids_to_tokens(numbers)
-    # Pieces of bytes are spelt in a code of their own, so they are decoded one by one where that gives whole characters.
+    # Pieces of bytes are spelt in a code of their own: they are decoded where that gives whole characters.
     decoded = [tokenizer.decode([number]) for number in numbers]
     return inputs, [
         text if text and "\ufffd" not in text else piece for text, piece in zip(decoded, pieces, strict=True)
@@ -109,16 +110,22 @@ def read_text(pretrained: Pretrained, text: str) -> tuple[dict[str, Any], list[s
 def read_image(pretrained: Pretrained, file: Path) -> dict[str, Any]:
     """Return the inputs of a model for an image, prepared as its configuration says."""
     import transformers
-    from PIL import Image, UnidentifiedImageError
 
     try:
         processor: Any = transformers.AutoImageProcessor.from_pretrained(pretrained.folder, local_files_only=True)
     except Exception as error:
-        first = str(error).strip().splitlines()[0]
-        raise LabError(f"{pretrained.folder} does not say how images are prepared for it ({first}).") from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LabError(f"{pretrained.folder} does not say how images are prepared for it: {first}") from error
+    return {"pixel_values": processor(open_image(file).convert("RGB"), return_tensors="pt")["pixel_values"]}
+
+
+def open_image(file: Path) -> Image.Image:
+    """Read an image file."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with Image.open(file) as image:
-            pixels = image.convert("RGB")
+            image.load()
+            return image
     except UnidentifiedImageError:
         raise LabError(f"{file} is not an image that can be read; give a PNG or JPEG file.") from None
-    return {"pixel_values": processor(pixels, return_tensors="pt")["pixel_values"]}
