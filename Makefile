@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-slurm test-timm test-triton test-sanitize fuzz lint types format bench bench-quick reproduction docs clean
+.PHONY: help run test test-slow test-slurm test-browser test-timm test-triton test-sanitize fuzz lint types format bench bench-quick reproduction docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -27,6 +27,9 @@ test-slow: .venv/installed ## the tests that take minutes
 
 test-slurm: .venv/installed ## jobs of a Slurm that is started for it; needs slurm-wlm and munge (apt-get install)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm -q
+
+test-browser: .venv/installed-browser ## the pages of the viewer, in Debian's chromium (apt install chromium)
+	$(BIN)/python -m pytest -m browser -n 0
 
 SEED ?= 0
 SECONDS ?= 300
@@ -86,6 +89,10 @@ clean: ## remove the environment and everything built
 .venv-triton/installed: .venv/installed
 	$(PYTHON) -m venv .venv-triton
 	.venv-triton/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[triton,test]'
+	@touch $@
+
+.venv/installed-browser: .venv/installed
+	$(INSTALL) --editable '.[browser]'
 	@touch $@
 
 .venv/installed-docs: .venv/installed

@@ -23,8 +23,20 @@ MAY_IMPORT = {
     "conversion": {"core", "distributed", "modules", "attention"},
     "models": {"distributed", "attention", "modules"},
     "doctor": {"core", "attention"},
-    "public": {"core", "distributed", "attention", "flows", "modules", "conversion", "models"},
-    "lab": {"public", "core", "distributed", "attention", "doctor", "flows", "modules", "conversion", "models"},
+    "viewing": {"core", "modules", "conversion"},
+    "public": {"core", "distributed", "attention", "flows", "modules", "conversion", "models", "viewing"},
+    "lab": {
+        "public",
+        "core",
+        "distributed",
+        "attention",
+        "doctor",
+        "flows",
+        "modules",
+        "conversion",
+        "models",
+        "viewing",
+    },
     "moved": {"public", "lab"},
 }
 # Old import paths, which warn and look names up in the lab.

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     )
     from sinkformers.distributed import sequence_parallel
     from sinkformers.modules import MultiheadAttention, Sinkhorn
+    from sinkformers.viewing import AttentionView, view_attention
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionView",
     "ConvergenceWarning",
     "LimitInfo",
     "MultiheadAttention",
@@ -54,11 +56,13 @@ __all__ = [
     "to_sinkformer",
     "to_transformer",
     "tune",
+    "view_attention",
     "watch_attention",
     "workspace_limit",
 ]
 
 _PACKAGE = {
+    "AttentionView": "viewing",
     "ConvergenceWarning": "core",
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
@@ -80,6 +84,7 @@ _PACKAGE = {
     "to_sinkformer": "conversion",
     "to_transformer": "conversion",
     "tune": "attention",
+    "view_attention": "viewing",
     "watch_attention": "conversion",
     "workspace_limit": "core",
 }

@@ -11,7 +11,7 @@ from sinkformers.attention import CacheLayer, attention_with_weights, sinkhorn_a
 from sinkformers.attention.functional import attention_with_evidence
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.attention.with_weights import attention_scores
-from sinkformers.conversion.in_order import WATCHER, attend_in_order
+from sinkformers.conversion.in_order import WATCHER, attend_in_order, masked_scores
 from sinkformers.conversion.settings import Settings, is_softmax, tau_of
 from sinkformers.core import LimitInfo, causal_sinkhorn, checks, sinkhorn, sinkhorn_limit
 from sinkformers.core.limit import HasEvidence
@@ -75,9 +75,10 @@ def attend(
         (out, evidence), returned = attention_with_evidence(query, key, value, attn_mask, dropout_p, **options), None
     if watcher is not None:
         with torch.no_grad():
-            weights, info = _weights(attention_scores(query, key, attn_mask, **problem), **steps)
+            scores = attention_scores(query, key, attn_mask, **problem)
+            weights, info = _weights(scores, **steps)
             evidence = info if evidence is None else evidence
-            watcher.record(weights.to(out.dtype), attn_mask, query_mask, key_mask, evidence)
+            watcher.record(weights.to(out.dtype), attn_mask, query_mask, key_mask, evidence, scores=scores)
     return out, returned
 
 
@@ -106,8 +107,9 @@ def normalise(
         if settings.n_iters == math.inf:
             with torch.no_grad():
                 info = _weights(scores, **steps)[1]
-        shown, valid = (None if each is None else _four_axes(each) for each in (weights.detach(), mask))
-        watcher.record(shown, valid, None, None, info)
+        valid = None if mask is None else _four_axes(mask)
+        seen = _four_axes(masked_scores(scores.detach(), mask))
+        watcher.record(_four_axes(weights.detach()), valid, None, None, info, scores=seen)
     return weights
 
 
@@ -122,7 +124,9 @@ def _normalise_in_order(
     weights = causal_sinkhorn(scores, mask=mask, **steps) if softmax is None else softmax
     watcher = module.__dict__.get(WATCHER)
     if watcher is not None:
-        watcher.record(_four_axes(weights.detach()), _four_axes(mask.expand(scores.shape)), None, None, in_order=True)
+        seen = _four_axes(masked_scores(scores.detach(), mask))
+        valid = _four_axes(mask.expand(scores.shape))
+        watcher.record(_four_axes(weights.detach()), valid, None, None, in_order=True, scores=seen)
     return weights
 
 
