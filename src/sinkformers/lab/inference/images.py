@@ -88,10 +88,10 @@ class ImageClassifier:
         bright = 1 - bright if invert else bright
         trained = float(self.mean.mean())
         if self.channels == 1 and abs(bright - trained) > abs(1 - bright - trained) + 0.1:
-            exchange = "without" if invert else "with"
+            ground, exchange = ("dark" if trained < 0.5 else "light"), ("without" if invert else "with")
             found.append(
                 f"{file.name} has a brightness of {bright:.2f}, and the images that the model learned from "
-                f"{trained:.2f}: if its ground should be {'dark' if trained < 0.5 else 'light'}, try {exchange} --invert."
+                f"{trained:.2f}: if its ground should be {ground}, try {exchange} --invert."
             )
         return found
 

@@ -44,6 +44,7 @@ class Section:
     pictures: list[Picture]
     results: tables.Table
     trend: str
+    uneven: list[str]
     costs: tables.Table
     equal_time: tables.Table | None  # where the artefact asks for it
     columns: tables.Table
@@ -77,6 +78,7 @@ def _section(summary: Summary, out: Path) -> Section:
         pictures,
         tables.results(summary),
         words.trend(summary),
+        words.uneven(summary),
         tables.costs(summary),
         tables.equal_time(summary) if summary.artefact.equal_time else None,
         tables.columns(summary),

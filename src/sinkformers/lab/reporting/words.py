@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sinkformers.lab.reporting.comparison import count_text, key, side
 from sinkformers.lab.reporting.metrics import Metric, metric_named
@@ -38,12 +38,11 @@ def finding(summary: Summary) -> str:
         return (
             "Nothing can be compared yet: it takes a SoftMax arm and a Sinkformer arm whose other settings are equal."
         )
-    if len({key(row.settings) for pair in pairs for row in pair}) == 1:
+    if _is_one_comparison(pairs):
         rows = (pairs[0][0], *(pair[1] for pair in pairs))
         found = "; ".join(_with_spread(summary.metric, each) for each in rows)
         what = "Median test" if any(len(each.values) > 1 for each in rows) else "Test"
-        said = [f"{what} {summary.metric.label}: {found}.", *(_seeds(summary.metric, *pair) for pair in pairs)]
-        return " ".join(filter(None, said))
+        return f"{what} {summary.metric.label}: {found}."
     better, worse, apart = _tally(summary.metric, pairs)
     said = (
         f"Of {len(pairs)} comparisons with SoftMax the Sinkformer has the better median test {summary.metric.label} "
@@ -52,6 +51,16 @@ def finding(summary: Summary) -> str:
     if any(len(row.values) == 1 for pair in pairs for row in pair):
         return said
     return f"{said} In {apart} of them every run of one arm is better than every run of the other."
+
+
+def _is_one_comparison(pairs: Sequence[tuple[Row, Row]]) -> bool:
+    """Whether the pairs are of models that differ in n_iters only, or there is one pair."""
+    return len(pairs) == 1 or len({key(row.settings) for pair in pairs for row in pair}) == 1
+
+
+def _seed_by_seed(summary: Summary) -> list[str]:
+    pairs = [pair for pair in summary.pairs if not pair[0].below_floor]
+    return [said for pair in pairs if (said := _seeds(summary.metric, *pair))] if _is_one_comparison(pairs) else []
 
 
 def _seeds(metric: Metric, softmax: Row, sinkformer: Row) -> str:
@@ -75,6 +84,7 @@ def _seeds(metric: Metric, softmax: Row, sinkformer: Row) -> str:
 def notes(summary: Summary) -> list[str]:
     """Return what a reader of the table must know, most important first."""
     return [
+        *_seed_by_seed(summary),
         *_toy(summary),
         *_limit(summary),
         *_floor(summary),
@@ -97,10 +107,10 @@ def trend(summary: Summary) -> str:
         f"Column sums of SoftMax attention end nearer to 1 than they were before training in {from_start} of "
         f"{_count(len(moves), 'model')}, and nearer than after the first epoch in {from_first}."
     )
-    return " ".join([said, *_uneven(summary)])
+    return " ".join([said, *uneven(summary)])
 
 
-def _uneven(summary: Summary) -> list[str]:
+def uneven(summary: Summary) -> list[str]:
     """Explain columns that are uneven after a finite number of normalisations, where there are such columns."""
     ends = [row for row in summary.rows if 1 < row.n_iters < math.inf and (row.gap or 0) > UNEVEN]
     if not ends:
@@ -109,9 +119,12 @@ def _uneven(summary: Summary) -> list[str]:
     gaps = sorted(row.gap for row in ends if row.gap is not None)
     between = f"{gaps[0]:.2f}" if len(gaps) == 1 else f"{gaps[0]:.2f} to {gaps[-1]:.2f}"
     began = [row.columns.gap[0] for row in ends if row.columns.gap[0] is not None]
-    before = f" ({max(began):.2f} or less before training)" if began and max(began) < gaps[0] else ""
+    before = f" (at most {max(began):.2f} before training)" if began and max(began) < gaps[0] else ""
+    softmax = [row.gap for row in summary.rows if row.n_iters == 1 and row.gap is not None]
+    beside = f" (SoftMax: {softmax[0]:.2f})" if len(softmax) == 1 else ""
     said = [
-        f"With n_iters = {counts} the columns of trained models are {between} away from 1 on average{before}: a finite "
+        f"With n_iters = {counts} the columns of trained models are {between} away from 1 on average{beside}{before}: "
+        "a finite "
         "number of normalisations makes columns even only as far as the scores are not too sharp, and training "
         "sharpens them. The rows, which come last, sum to 1; at n_iters = ∞ the columns do too."
     ]
