@@ -119,11 +119,12 @@ def uneven(summary: Summary) -> list[str]:
     gaps = sorted(row.gap for row in ends if row.gap is not None)
     between = f"{gaps[0]:.2f}" if len(gaps) == 1 else f"{gaps[0]:.2f} to {gaps[-1]:.2f}"
     began = [row.columns.gap[0] for row in ends if row.columns.gap[0] is not None]
-    before = f" (at most {max(began):.2f} before training)" if began and max(began) < gaps[0] else ""
     softmax = [row.gap for row in summary.rows if row.n_iters == 1 and row.gap is not None]
-    beside = f" (SoftMax: {softmax[0]:.2f})" if len(softmax) == 1 else ""
+    found = [f"SoftMax: {softmax[0]:.2f}"] if len(softmax) == 1 else []
+    found += [f"before training at most {max(began):.2f}"] if began and max(began) < gaps[0] else []
+    beside = f" ({'; '.join(found)})" if found else ""
     said = [
-        f"With n_iters = {counts} the columns of trained models are {between} away from 1 on average{beside}{before}: "
+        f"With n_iters = {counts} the columns of trained models are {between} away from 1 on average{beside}: "
         "a finite "
         "number of normalisations makes columns even only as far as the scores are not too sharp, and training "
         "sharpens them. The rows, which come last, sum to 1; at n_iters = ∞ the columns do too."
