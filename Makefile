@@ -10,8 +10,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: .venv/installed ## the main job: train a Transformer and its Sinkformer, then their table, figures and page
-	$(BIN)/sinkformers run figure2-mnist --preset smoke --jobs $(JOBS) --out runs
+run: .venv/installed ## the main job: train a Transformer and its Sinkformers, then their table, figures and page
+	$(BIN)/sinkformers run digits --jobs $(JOBS) --out runs
 
 test: lint types ## lint, types and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q -rs

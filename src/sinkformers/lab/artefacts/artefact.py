@@ -90,6 +90,7 @@ class Record:
 
     metrics: Mapping[str, Any]
     run: Mapping[str, Any]
+    folder: Path | None = None
 
     @property
     def is_continued(self) -> bool:

@@ -59,6 +59,10 @@ class Judge:
         cut = any(len(text) > longest for text in self.reader.whole(lines))
         return [f"the first {longest} tokens of a text are read, and some have more."] * cut
 
+    def words(self, line: str) -> tuple[int, list[str]]:
+        """Return the number of words in a text, and those that are not in the vocabulary."""
+        return self.reader.words(line)
+
     def attention(self, line: str, layer: str | None = None) -> Attention:
         """Return the attention of a layer, by default the last."""
         run, spelt = self.read(line)
@@ -93,6 +97,10 @@ class Translate:
         numbers = [number for source in sources for number in source if number != END]
         # A vocabulary learned from plain text encodes every text; one of subword files knows only those subwords.
         return doubts + [PIECES] * (2 * numbers.count(UNKNOWN) > len(numbers))
+
+    def words(self, line: str) -> tuple[int, list[str]]:
+        """Return the number of words in a text, and those that are not in the vocabulary."""
+        return self.translator.source.words(line)
 
     @torch.no_grad()
     def attention(self, line: str, layer: str | None = None) -> Attention:
