@@ -234,7 +234,7 @@ EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_doubl
 }
 // What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning,
 // the fields of the structures with their kinds, their sizes, and the constants that are compiled in.
-EXPORT int sinkformers_interface() { return 7; }
+EXPORT int sinkformers_interface() { return 8; }
 #define STATE_INT(name) "int " #name "\n"
 #define STATE_REAL(name) "real " #name "\n"
 #define STATE_BITS(name) "bits " #name "\n"
@@ -247,6 +247,14 @@ EXPORT const char *sinkformers_structure(int which) {
 }
 EXPORT int sinkformers_size(int which) { return which ? sizeof(OperatorArguments) : sizeof(AttentionArguments); }
 EXPORT double sinkformers_smallest_exponent(int is_double) { return chosen().attention[is_double]->smallest_exponent; }
+// Whether calls are distributed over threads.
+EXPORT int sinkformers_threaded() {
+#ifdef _OPENMP
+    return 1;
+#else
+    return 0;
+#endif
+}
 EXPORT int sinkformers_level() { return level; }
 EXPORT int sinkformers_set_level(int wanted) { return level = wanted < best_level() ? wanted : best_level(); }
 EXPORT void sinkformers_release() {
