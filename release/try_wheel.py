@@ -44,7 +44,7 @@ def main() -> None:
         # The largest of some 100 roundings of numbers of size 1, in sums of some 40 terms.
         tolerance = 100 * torch.finfo(dtype).eps * max(x.abs().max().item() for x in exact)
         error = max((a.double() - b).abs().max().item() for a, b in zip(results(dtype), exact, strict=True))
-        print(f"{str(dtype):14} {backend_for(*torch.randn(3, 1, 9, 8, dtype=dtype)):7} error {error:.1e}")
+        print(f"{dtype!s:14} {backend_for(*torch.randn(3, 1, 9, 8, dtype=dtype)):7} error {error:.1e}")
         if not error <= tolerance:
             sys.exit(f"An error of {error:.1e} is more than {tolerance:.1e}.")
     how = f"{native.instruction_set()}, {native.one_thread() or 'threads'}" if kernels else missing
