@@ -62,6 +62,9 @@ class TrainingJob:
         signal.signal(preemption, ask)
         signal.signal(signal.SIGTERM, ask)
         code = self._train(environment.job_id, preemption, asked)
+        # Left where a job was killed while submitit wrote; submitit then refuses to write again.
+        for file in (environment.paths.submitted_pickle, environment.paths.result_pickle):
+            file.with_name(f"{file.name}.save_tmp").unlink(missing_ok=True)
         if (self.folder / METRICS_FILE).exists():
             (self.folder / JOB_FILE).unlink(missing_ok=True)
             return
