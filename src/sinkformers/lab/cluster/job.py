@@ -93,6 +93,8 @@ class TrainingJob:
             with process.stdin:
                 while process.poll() is None and not asked:
                     time.sleep(POLL)
+                if asked:
+                    log.write(_line(f"job {job} stops its run after {signal.Signals(asked[0]).name}"))
             code = process.wait()
             if code == -signal.SIGKILL:
                 log.write(_line(f"job {job}: the process was killed. Where memory is short, ask the cluster for more."))
