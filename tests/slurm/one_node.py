@@ -61,7 +61,7 @@ MinJobAge=300
 ReturnToService=2
 NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=1000
 PartitionName=low Nodes={node} PriorityTier=1 Default=YES MaxTime=60
-PartitionName=grace Nodes={node} PriorityTier=1 GraceTime=30 MaxTime=60
+PartitionName=grace Nodes={node} PriorityTier=1 GraceTime=240 MaxTime=60
 PartitionName=high Nodes={node} PriorityTier=10 PreemptMode=off MaxTime=60
 """
 
@@ -71,7 +71,7 @@ class NoSlurm(RuntimeError):
 
 
 @contextmanager
-def one_node(*, cpus: int = CPUS, kill_wait: int = 5) -> Iterator[dict[str, str]]:
+def one_node(*, cpus: int = CPUS, kill_wait: int = 30) -> Iterator[dict[str, str]]:
     """Start the cluster; yield the environment in which Slurm's commands talk to it. Jobs end with it."""
     missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name, path=SEARCH) is None]
     if missing:

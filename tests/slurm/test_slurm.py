@@ -123,14 +123,14 @@ def test_a_cancelled_array_continues_when_it_is_submitted_again(whole, call, tmp
 
 @pytest.mark.parametrize("partition", ["low", "grace"])
 def test_jobs_that_make_way_for_others_continue_later(whole, call, tmp_path, partition):
-    """In the partition `grace`, Slurm leaves them running for 30 seconds after SIGTERM: they go at once."""
+    """In the partition `grace`, Slurm leaves them running for four minutes after SIGTERM: they go at once."""
     call(*ON_SLURM, "--out", tmp_path, "--partition", partition)
     until(lambda: begun(tmp_path))
     began = time.monotonic()
     marker = tmp_path / "other"
     call("sbatch", "--partition=high", "--exclusive", "--output=/dev/null", f"--wrap=touch '{marker}'")
     until(marker.exists)
-    assert time.monotonic() - began < 28
+    assert time.monotonic() - began < 230
     assert not finished(tmp_path)
     until(lambda: finished(tmp_path))
     assert bytes_of(tmp_path) == whole

@@ -100,6 +100,8 @@ def test_a_preempted_job_saves_and_continues_in_the_same_job(request_jobs):
     run = RUNS[0]
     request = request_jobs(run, counts={"first": 200})
     queue = begin(request, run)
+    (submitted,) = request.folder.glob("*_submitted.pkl")
+    submitted.with_name(f"{submitted.name}.save_tmp").touch()  # as if it had been killed while writing this
     job_process().send_signal(signal.SIGUSR2)
     until(lambda: not queue.states())
     assert (request.out / run.folder / METRICS_FILE).read_text() == "counted to 200"

@@ -96,10 +96,13 @@ def train_in_jobs(options: ClusterOptions, request: Request, artefact: Artefact)
     need("jobs of a cluster", ("submitit",), "cluster")
     if options.cluster == "slurm":
         queue = _submit(request)
-        if not options.wait and queue.states():
+        if not options.wait and queue.ids:
             raise typer.Exit
     else:
         queue = _begin(request)
+        request = request._replace(runs=tuple(run for run in request.runs if run not in queue.elsewhere))
+        if not request.runs:
+            raise typer.Exit
     _wait(queue, request, artefact)
 
 

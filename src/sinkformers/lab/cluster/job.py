@@ -62,6 +62,9 @@ class TrainingJob:
         signal.signal(preemption, ask)
         signal.signal(signal.SIGTERM, ask)
         code = self._train(environment.job_id, preemption, asked)
+        # Left where a job was killed while submitit wrote; submitit then refuses to write again.
+        for file in (environment.paths.submitted_pickle, environment.paths.result_pickle):
+            file.with_name(f"{file.name}.save_tmp").unlink(missing_ok=True)
         if (self.folder / METRICS_FILE).exists():
             (self.folder / JOB_FILE).unlink(missing_ok=True)
             return
@@ -90,6 +93,8 @@ class TrainingJob:
             with process.stdin:
                 while process.poll() is None and not asked:
                     time.sleep(POLL)
+                if asked:
+                    log.write(_line(f"job {job} stops its run after {signal.Signals(asked[0]).name}"))
             code = process.wait()
             if code == -signal.SIGKILL:
                 log.write(_line(f"job {job}: the process was killed. Where memory is short, ask the cluster for more."))

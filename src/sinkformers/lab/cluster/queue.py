@@ -36,7 +36,7 @@ class SlurmQueue:
     """Jobs in the queue of Slurm, by the folders of their runs."""
 
     def __init__(self, ids: dict[Path, str]) -> None:
-        self._ids = ids
+        self.ids = ids
         self._states: dict[Path, str] = dict.fromkeys(ids, "pending")
         self._asked = 0.0
 
@@ -44,14 +44,14 @@ class SlurmQueue:
         if time.monotonic() - self._asked > PAUSE:
             self._asked = time.monotonic()
             try:
-                alive = slurm.queue(self._ids.values())
+                alive = slurm.queue(self.ids.values())
             except slurm.ExperimentError:
                 return self._states  # the controller may be restarting
-            self._states = {folder: str(alive[job]) for folder, job in self._ids.items() if job in alive}
+            self._states = {folder: str(alive[job]) for folder, job in self.ids.items() if job in alive}
         return self._states
 
     def how_to_cancel(self) -> str:
-        arrays = " ".join(slurm.arrays(self._ids.values()))
+        arrays = " ".join(slurm.arrays(self.ids.values()))
         return f"The jobs go on: the same command with --wait shows them again, and scancel {arrays} cancels them."
 
 
