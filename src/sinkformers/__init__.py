@@ -27,11 +27,14 @@ if TYPE_CHECKING:
         sinkhorn_limit,
         workspace_limit,
     )
+    from sinkformers.distributed import sequence_parallel
     from sinkformers.modules import MultiheadAttention, Sinkhorn
+    from sinkformers.viewing import AttentionView, view_attention
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionView",
     "ConvergenceWarning",
     "LimitInfo",
     "MultiheadAttention",
@@ -43,6 +46,7 @@ __all__ = [
     "causal_sinkhorn",
     "marginal_error",
     "release_workspace",
+    "sequence_parallel",
     "set_n_iters",
     "set_tau",
     "set_workspace_limit",
@@ -52,11 +56,13 @@ __all__ = [
     "to_sinkformer",
     "to_transformer",
     "tune",
+    "view_attention",
     "watch_attention",
     "workspace_limit",
 ]
 
 _PACKAGE = {
+    "AttentionView": "viewing",
     "ConvergenceWarning": "core",
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
@@ -68,6 +74,7 @@ _PACKAGE = {
     "causal_sinkhorn": "core",
     "marginal_error": "core",
     "release_workspace": "core",
+    "sequence_parallel": "distributed",
     "set_n_iters": "conversion",
     "set_tau": "conversion",
     "set_workspace_limit": "core",
@@ -77,6 +84,7 @@ _PACKAGE = {
     "to_sinkformer": "conversion",
     "to_transformer": "conversion",
     "tune": "attention",
+    "view_attention": "viewing",
     "watch_attention": "conversion",
     "workspace_limit": "core",
 }

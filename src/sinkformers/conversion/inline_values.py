@@ -1,5 +1,6 @@
 """What is known of the value of an expression in a method's code."""
 
+import ast
 from typing import Any, NamedTuple
 
 Key = tuple[str, int]  # the name of a method, and the number of a SoftMax call in it
@@ -13,6 +14,15 @@ class Weights(NamedTuple):
     viewed: bool = False
 
 
+class Node(NamedTuple):
+    """An expression in a method, and one inside of it or an axis of its value."""
+
+    method: str
+    node: ast.expr
+    inner: ast.expr | None = None
+    axis: int = -1
+
+
 class Value(NamedTuple):
     """What is known of an expression."""
 
@@ -23,6 +33,8 @@ class Value(NamedTuple):
     left: frozenset[str] = frozenset()  # those of the first factors of products
     right: frozenset[str] = frozenset()  # those of their second factors
     unclear: bool = False  # which of the sources it comes from is not known
+    altered: frozenset[int] = frozenset()  # by these expressions weights may have been changed on the way
+    factors: frozenset[int] = frozenset()  # the first factors of the products that it comes from
     bare: bool = False  # an argument as it is, or the parts of one: each of them is a source of its own
 
     def join(self, other: "Value") -> "Value":

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 # Raised with every change of what a field means; `library.cpp` states the same number.
-INTERFACE = 7
+INTERFACE = 8
 
 # How the values of each kind are packed; a strided tensor is its address and its strides in elements along b, h, i, j.
 _KINDS = {"int": "q", "real": "d", "bits": "Q", "data": "P", "strided": "Pqqqq"}

@@ -5,6 +5,7 @@ built, `missing` says why, and the rest is not called.
 """
 
 import ctypes
+import sys
 from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -37,6 +38,8 @@ def _load() -> _Library | str:
     import sinkformers.kernels.native as package
 
     found = [path for folder in package.__path__ for path in [Path(folder) / "sinkformers_native.so"] if path.exists()]
+    if not found and sys.platform == "win32":
+        return "there are none for Windows: they use vector types of GCC and clang, and the memory of Linux and macOS"
     if not found:
         return "they were not built with the package; install a C++ compiler (g++ or clang) and reinstall sinkformers"
     try:
@@ -54,6 +57,13 @@ _MISSING = _LIBRARY if isinstance(_LIBRARY, str) else None
 def missing() -> str | None:
     """Why the kernels cannot serve, or None where they can."""
     return _MISSING
+
+
+def one_thread() -> str | None:
+    """Why calls use one thread only, or None where they are distributed over threads."""
+    if missing() is None and not _loaded().library.sinkformers_threaded():
+        return "they were built without OpenMP, which Apple's compiler lacks, and use one thread"
+    return None
 
 
 def _loaded() -> _Library:

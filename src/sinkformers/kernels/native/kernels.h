@@ -38,17 +38,18 @@ struct Order {
 // Tiny matrices are distributed so many at a time.
 constexpr int TINY_PORTION = 512;
 
-struct Kernels { // [0] float, [1] double
-    double smallest_exponent[2];
-    size_t (*attention_bytes[2])(const AttentionArguments &, int size, bool backward, int64_t stored);
-    void (*attention_heads[2])(const AttentionArguments &, const Share &);
-    size_t (*operator_bytes[2])(const OperatorArguments &, int size, bool backward);
-    void (*operator_matrices[2])(const OperatorArguments &, const Share &);
-    size_t (*tiny_bytes[2])(const OperatorArguments &);
-    void (*tiny_matrices[2])(const OperatorArguments &, const Share &);
+struct AttentionKernels {
+    double smallest_exponent;
+    size_t (*bytes)(const AttentionArguments &, int size, bool backward, int64_t stored);
+    void (*heads)(const AttentionArguments &, const Share &);
 };
-// The kernels with products in bfloat16.
-struct HalfKernels {
-    size_t (*attention_bytes)(const AttentionArguments &, int size, bool backward, int64_t stored);
-    void (*attention_heads)(const AttentionArguments &, const Share &);
+struct OperatorKernels {
+    size_t (*bytes)(const OperatorArguments &, int size, bool backward);
+    void (*matrices)(const OperatorArguments &, const Share &);
+    size_t (*tiny_bytes)(const OperatorArguments &);
+    void (*tiny_matrices)(const OperatorArguments &, const Share &);
 };
+// What a file for one instruction set and one type of numbers offers: attention_of_float, operator_of_double, …
+#define JOIN(kind, number) kind##_of_##number
+#define JOIN_EXPANDED(kind, number) JOIN(kind, number)
+#define KERNELS(kind) JOIN_EXPANDED(kind, NUMBER)

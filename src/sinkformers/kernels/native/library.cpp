@@ -16,20 +16,26 @@ static int omp_get_num_threads() { return 1; }
 
 #define EXPORT __attribute__((visibility("default")))
 
-namespace baseline {
-extern const Kernels kernels;
-}
+// The kernels for one instruction set: [0] float, [1] double.
+struct Kernels {
+    const AttentionKernels *attention[2];
+    const OperatorKernels *matrices[2];
+};
+#define INSTRUCTION_SET(name)                                                    \
+    namespace name {                                                             \
+    extern const AttentionKernels attention_of_float, attention_of_double;       \
+    extern const OperatorKernels operator_of_float, operator_of_double;          \
+    static const Kernels kernels = {{&attention_of_float, &attention_of_double}, \
+                                    {&operator_of_float, &operator_of_double}};  \
+    }
+INSTRUCTION_SET(baseline)
 #ifdef __x86_64__
-namespace avx2 {
-extern const Kernels kernels;
-}
-namespace avx512 {
-extern const Kernels kernels;
-}
+INSTRUCTION_SET(avx2)
+INSTRUCTION_SET(avx512)
 #endif
 #ifdef HAVE_AVX512_BF16
 namespace avx512_bf16 {
-extern const HalfKernels half_kernels;
+extern const AttentionKernels attention_of_float;
 }
 #endif
 
@@ -57,13 +63,13 @@ const Kernels &chosen() {
     return baseline::kernels;
 }
 
-// The kernels with products in bfloat16 where the call admits them, or null.
-const HalfKernels *half_kernels(const AttentionArguments &args) {
+// The kernels of a call: those with products in bfloat16 where it admits them.
+const AttentionKernels &attention_kernels([[maybe_unused]] const AttentionArguments &args, bool is_double) {
 #ifdef HAVE_AVX512_BF16
     const bool plain = !args.block && !args.max_products && !args.l2;
-    if (level == 3 && args.half && plain && args.scale > 0) return &avx512_bf16::half_kernels;
+    if (level == 3 && args.half && plain && args.scale > 0) return avx512_bf16::attention_of_float;
 #endif
-    return nullptr;
+    return *chosen().attention[is_double];
 }
 
 // Fresh pages cost more than the passes do, so one workspace is kept between calls. A caller that finds it taken, by
@@ -174,40 +180,35 @@ int outcome(const uint8_t *safe, int64_t count) {
 int64_t whole_rounds(int64_t items, int threads) { return threads == 1 ? items : items / threads * threads; }
 
 int attention(const AttentionArguments &args, bool is_double, bool backward) {
-    const Kernels &use = chosen();
+    const AttentionKernels &use = attention_kernels(args, is_double);
     const int threads = team_size(args.threads);
     const int64_t items = Order(args, backward).items();
     const size_t row = (size_t)args.m * (is_double ? 8 : 4), matrix = args.n * row, room = (size_t)args.workspace;
     const int64_t alone = matrix * threads <= room ? whole_rounds(items, threads) : 0;
     const int64_t stored = std::min<int64_t>(args.n, room / row);
-    const HalfKernels *half = half_kernels(args);
-    const auto bytes = half ? half->attention_bytes : use.attention_bytes[is_double];
-    const auto heads = half ? half->attention_heads : use.attention_heads[is_double];
     if (args.block) { // rows come in order, so that each head has one thread
-        const size_t each = bytes(args, 1, backward, args.block);
-        const int failed = deal({items, items, each, 0, backward, args.block, 0, threads}, args, heads);
+        const size_t each = use.bytes(args, 1, backward, args.block);
+        const int failed = deal({items, items, each, 0, backward, args.block, 0, threads}, args, use.heads);
         return failed ? failed : outcome(args.safe, args.batch * args.heads);
     }
-    const int failed = deal({items, alone, bytes(args, 1, backward, args.n), bytes(args, threads, backward, stored),
-                             backward, args.n, stored, threads},
-                            args, heads);
+    const int failed = deal({items, alone, use.bytes(args, 1, backward, args.n),
+                             use.bytes(args, threads, backward, stored), backward, args.n, stored, threads},
+                            args, use.heads);
     return failed ? failed : outcome(args.safe, args.batch * args.heads);
 }
 int normalize(const OperatorArguments &args, bool is_double, bool backward) {
-    const Kernels &use = chosen();
+    const OperatorKernels &use = *chosen().matrices[is_double];
     const int threads = team_size(args.threads);
-    const auto bytes = use.operator_bytes[is_double];
-    const int failed = deal({args.batch, whole_rounds(args.batch, threads), bytes(args, 1, backward),
-                             bytes(args, threads, backward), backward, 0, 0, threads},
-                            args, use.operator_matrices[is_double]);
+    const int failed = deal({args.batch, whole_rounds(args.batch, threads), use.bytes(args, 1, backward),
+                             use.bytes(args, threads, backward), backward, 0, 0, threads},
+                            args, use.matrices);
     return failed ? failed : outcome(args.safe, args.batch);
 }
 int normalize_tiny(const OperatorArguments &args, bool is_double, bool backward) {
-    const Kernels &use = chosen();
+    const OperatorKernels &use = *chosen().matrices[is_double];
     const int64_t portions = (args.batch + TINY_PORTION - 1) / TINY_PORTION;
-    const int failed =
-        deal({portions, portions, use.tiny_bytes[is_double](args), 0, backward, 0, 0, team_size(args.threads)}, args,
-             use.tiny_matrices[is_double]);
+    const int failed = deal({portions, portions, use.tiny_bytes(args), 0, backward, 0, 0, team_size(args.threads)},
+                            args, use.tiny_matrices);
     return failed ? failed : outcome(args.safe, args.batch);
 }
 } // namespace
@@ -233,7 +234,7 @@ EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_doubl
 }
 // What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning,
 // the fields of the structures with their kinds, their sizes, and the constants that are compiled in.
-EXPORT int sinkformers_interface() { return 7; }
+EXPORT int sinkformers_interface() { return 8; }
 #define STATE_INT(name) "int " #name "\n"
 #define STATE_REAL(name) "real " #name "\n"
 #define STATE_BITS(name) "bits " #name "\n"
@@ -245,7 +246,15 @@ EXPORT const char *sinkformers_structure(int which) {
                  : ATTENTION_FIELDS(STATE_INT, STATE_REAL, STATE_BITS, STATE_STRIDED, STATE_DATA, STATE_BYTES);
 }
 EXPORT int sinkformers_size(int which) { return which ? sizeof(OperatorArguments) : sizeof(AttentionArguments); }
-EXPORT double sinkformers_smallest_exponent(int is_double) { return chosen().smallest_exponent[is_double]; }
+EXPORT double sinkformers_smallest_exponent(int is_double) { return chosen().attention[is_double]->smallest_exponent; }
+// Whether calls are distributed over threads.
+EXPORT int sinkformers_threaded() {
+#ifdef _OPENMP
+    return 1;
+#else
+    return 0;
+#endif
+}
 EXPORT int sinkformers_level() { return level; }
 EXPORT int sinkformers_set_level(int wanted) { return level = wanted < best_level() ? wanted : best_level(); }
 EXPORT void sinkformers_release() {

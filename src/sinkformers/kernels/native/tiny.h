@@ -28,9 +28,21 @@ template <class T, int N, int M> struct Lanes {
         return 192 + sizeof(V) * ((args.n_iters + 1) / 2 * args.n + 2 * (args.n_iters / 2 + 1) * args.m);
     }
 
-    // Constants where the sizes are: then the loops are unrolled and everything stays in registers.
+    // Constants where the sizes are.
     int height() const { return N ? N : (int)args.n; }
     int breadth() const { return M ? M : (int)args.m; }
+    // f(0) to f(count − 1). The loop is unrolled where the count is a constant: then everything stays in registers.
+    // Others are not: nested loops of unknown length would make most of the library, and are no faster unrolled.
+    template <int constant, class F> static void repeat(int count, F &&f) {
+        if constexpr (constant) {
+            FLATTEN
+            for (int k = 0; k < constant; k++) f(k);
+        } else
+            for (int k = 0; k < count; k++) f(k);
+    }
+    template <class F> void each_row(F &&f) const { repeat<N>(height(), f); }
+    template <class F> void each_column(F &&f) const { repeat<M>(breadth(), f); }
+    template <class F> void each_entry(F &&f) const { repeat<N * M>(height() * breadth(), f); }
 
     static V pick(typename Simd<T>::I yes, V x) { return yes ? x : V{}; }
     // `count` matrices from `first` on, turned so that a vector holds one entry of each; missing lanes are zeros.
@@ -107,43 +119,36 @@ template <class T, int N, int M> struct Lanes {
     void iterate() {
         const int n = height(), m = breadth();
         V kernel[ROWS * COLS], u[ROWS] = {}, v[COLS], sum_u = {}, sum_v = {};
-        FLATTEN
-        for (int k = 0; k < n * m; k++) kernel[k] = a[k];
-        FLATTEN
-        for (int j = 0; j < m; j++) {
+        each_entry([&](int k) { kernel[k] = a[k]; });
+        each_column([&](int j) {
             vs[j] = v[j] = splat((T)1);
             sum_v += v[j];
-        }
+        });
         for (int step = 0; step < n_iters; step++) {
             const int half = step / 2;
             if (step % 2 == 0) {
                 V *to = us + (size_t)half * n;
                 sum_u = V{};
-                FLATTEN
-                for (int i = 0; i < n; i++) {
+                each_row([&](int i) {
                     V sum = {};
-                    FLATTEN
-                    for (int j = 0; j < m; j++) sum += kernel[i * m + j] * v[j];
+                    each_column([&](int j) { sum += kernel[i * m + j] * v[j]; });
                     to[i] = u[i] = pick(live_row[i], splat((T)1) / sum);
                     sum_u += u[i];
-                }
+                });
             } else {
                 sum_v = V{};
-                FLATTEN
-                for (int j = 0; j < m; j++) {
+                each_column([&](int j) {
                     V sum = {};
-                    FLATTEN
-                    for (int i = 0; i < n; i++) sum += kernel[i * m + j] * u[i];
+                    each_row([&](int i) { sum += kernel[i * m + j] * u[i]; });
                     if (args.tau) ss[(size_t)half * m + j] = sum;
                     vs[(size_t)(half + 1) * m + j] = v[j] = pick(live_col[j], scaling(sum));
                     sum_v += v[j];
-                }
+                });
             }
             watch(sum_u, sum_v);
         }
         wrong &= rho != V{};
-        FLATTEN
-        for (int j = 0; j < m; j++) this->v[j] = v[j];
+        each_column([&](int j) { this->v[j] = v[j]; });
     }
     void tell(int64_t first, int count) const {
         for (int l = 0; l < count; l++) args.safe[first + l] = !wrong[l];
@@ -153,22 +158,19 @@ template <class T, int N, int M> struct Lanes {
         begin(first, count);
         iterate();
         const V *u = us + (size_t)((n_iters - 1) / 2) * n;
-        FLATTEN
-        for (int i = 0; i < n; i++) FLATTEN
-        for (int j = 0; j < m; j++) a[i * m + j] *= u[i] * v[j];
+        each_row([&](int i) { each_column([&](int j) { a[i * m + j] *= u[i] * v[j]; }); });
         write(args.weights, first, count, a);
         tell(first, count);
     }
     // A relaxed column step: y = τ·dg/s, and the gradient of τ.
     __attribute__((noinline)) void relaxed_adjoint(int half, const V *dg, V *y, V &d_tau) const {
         const int m = breadth();
-        FLATTEN
-        for (int j = 0; j < m; j++) {
+        each_column([&](int j) {
             const V s = ss[(size_t)half * m + j];
             y[j] = pick(live_col[j], tau * dg[j] / s);
             for (int l = 0; l < LANES<T>; l++)
                 if (live_col[j][l]) d_tau[l] -= dg[j][l] * std::log(s[l] / rho[l]);
-        }
+        });
     }
     // Every step leaves one term x·y of a sum S, and the gradient is g∘P − A∘S.
     void backward(int64_t first, int count) {
@@ -178,58 +180,49 @@ template <class T, int N, int M> struct Lanes {
         V grad[ROWS * COLS], terms[ROWS * COLS] = {}, df[ROWS] = {}, dg[COLS] = {}, x[ROWS], y[COLS], d_tau = {};
         const V *last = us + (size_t)((n_iters - 1) / 2) * n;
         read(args.d_weights, first, count, grad);
-        FLATTEN
-        for (int i = 0; i < n; i++) FLATTEN
-        for (int j = 0; j < m; j++) {
-            V &g = grad[i * m + j];
-            g = pick(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
-            df[i] += g;
-            dg[j] += g;
-        }
+        each_row([&](int i) {
+            each_column([&](int j) {
+                V &g = grad[i * m + j];
+                g = pick(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
+                df[i] += g;
+                dg[j] += g;
+            });
+        });
         const V per_rho = splat((T)1) / rho;
         for (int step = n_iters - 1; step >= 0; step--) {
             const V *u = us + (size_t)(step / 2) * n, *before = vs + (size_t)(step / 2) * m, *after = before + m;
             if (step % 2 == 0) { // rows: x = df·u, y = v
-                FLATTEN
-                for (int i = 0; i < n; i++) x[i] = df[i] * u[i];
-                FLATTEN
-                for (int i = 0; i < n; i++) df[i] = V{};
-                FLATTEN
-                for (int j = 0; j < m; j++) {
+                each_row([&](int i) { x[i] = df[i] * u[i]; });
+                each_row([&](int i) { df[i] = V{}; });
+                each_column([&](int j) {
                     const V right = before[j];
                     V back = {};
-                    FLATTEN
-                    for (int i = 0; i < n; i++) {
+                    each_row([&](int i) {
                         terms[i * m + j] += x[i] * right;
                         back += a[i * m + j] * x[i];
-                    }
+                    });
                     dg[j] -= back * right;
-                }
+                });
             } else { // columns: x = u, y = τ·dg/s, where without a relaxation 1/s is v/ρ
                 if (args.tau) relaxed_adjoint(step / 2, dg, y, d_tau);
-                else FLATTEN
-                for (int j = 0; j < m; j++) y[j] = dg[j] * after[j] * per_rho;
-                FLATTEN
-                for (int j = 0; j < m; j++) dg[j] = V{};
-                FLATTEN
-                for (int i = 0; i < n; i++) {
+                else each_column([&](int j) { y[j] = dg[j] * after[j] * per_rho; });
+                each_column([&](int j) { dg[j] = V{}; });
+                each_row([&](int i) {
                     const V left = u[i];
                     V back = {};
-                    FLATTEN
-                    for (int j = 0; j < m; j++) {
+                    each_column([&](int j) {
                         terms[i * m + j] += left * y[j];
                         back += a[i * m + j] * y[j];
-                    }
+                    });
                     df[i] -= back * left;
-                }
+                });
             }
         }
         V mark = {};
-        FLATTEN
-        for (int k = 0; k < n * m; k++) {
+        each_entry([&](int k) {
             mark += pick(a[k] != V{}, terms[k] - terms[k]);
             grad[k] = pick(a[k] != V{}, grad[k] - a[k] * terms[k]);
-        }
+        });
         wrong |= mark != V{};
         write(args.d_scores, first, count, grad);
         for (int l = 0; l < count; l++) ((T *)args.d_tau)[first + l] = d_tau[l];

@@ -1,0 +1,127 @@
+"""What a call costs by the code of its kernels, and what that means at best on three GPUs: a model, not a measurement.
+
+Products, exponentials and additions are those of the scores' entries; bytes are those of tokens, each read and written
+once per pass. Vectors, masks, addresses and launches are left out. The time of a pass is that of the slowest of its
+four parts at the peak that the vendor states, and the time of a call is the sum over its passes.
+
+    python -m sinkformers.kernels.triton.costs docs/kernels.md     # writes the tables of that page
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sinkformers.kernels.triton.sizes import Kind, Plan, padded_width, plans
+
+
+class Pass(NamedTuple):
+    """One launch: what it computes per entry of the scores, and which tokens it reads and writes."""
+
+    products: str  # the features of each product: those of queries and keys (d) or of values (e)
+    exponentials: int
+    additions: int  # sums along rows and columns, and terms of the gradient of the scores, in float32
+    reads: str  # q, k, v, the gradient of the output (o), and the output itself in float32 (O)
+    writes: str
+
+
+class Shape(NamedTuple):
+    heads: int
+    n: int
+    m: int
+    d: int
+    e: int
+    bytes: int  # per feature of the tokens
+
+
+class Cost(NamedTuple):
+    """Of one pass or of a call."""
+
+    multiply_adds: int
+    exponentials: int
+    additions: int
+    bytes: int
+
+
+def forward_passes(plan: Plan, n_iters: int) -> Iterator[tuple[str, Pass]]:
+    """The launches of `attention_forward`, by the name of the kernel."""
+    if plan.head is not None:
+        yield "head_forward", Pass("de", 1, n_iters + 2, "qkv", "O")
+        return
+    for step in range(n_iters - n_iters % 2):
+        if plan.pair is None:
+            yield "col_step" if step % 2 else "row_step", Pass("d", 1, 2, "qk", "")
+        elif step % 2 == 0:
+            yield "row_and_column_step", Pass("d", 1, 3, "qk", "")
+    yield "last_step", Pass("de", 1, 2, "qkv", "O")
+
+
+def backward_passes(plan: Plan, n_iters: int) -> Iterator[tuple[str, Pass]]:
+    """The launches of `attention_backward`, where no step needs an exponential of its own."""
+    odd, n_cols = n_iters % 2, n_iters // 2
+    if plan.head_gradient is not None:
+        yield "head_backward", Pass("deedd", 1, 2 * n_iters + 2, "qkvo", "qkv")
+        return
+    yield "output_adjoint", Pass("", 0, 0, "oO", "")
+    yield "value_step", Pass("de", 1, odd, "qko" + "v" * (n_cols > 0), "v")
+    for half in reversed(range(n_cols)):
+        yield "row_adjoint", Pass("d", 1, 1, "qk", "")
+        if half:
+            yield "col_adjoint", Pass("d", 1, 1, "qk", "")
+    yield "query_step", Pass("ded", 1, n_iters + 1, "qkvo", "q")
+    yield "key_step", Pass("ded", 1, n_iters + 1, "qkvo", "k")
+
+
+def cost(one: Pass, shape: Shape) -> Cost:
+    """What one pass costs for all heads."""
+    heads, n, m, d, e, size = shape
+    entries, widths = heads * n * m, {"d": d, "e": e}
+    tokens = {"q": n * d * size, "k": m * d * size, "v": m * e * size, "o": n * e * size, "O": n * e * 4}
+    moved = heads * sum(tokens[which] for which in one.reads + one.writes)
+    multiply_adds = entries * sum(widths[which] for which in one.products)
+    return Cost(multiply_adds, entries * one.exponentials, entries * one.additions, moved)
+
+
+class Gpu(NamedTuple):
+    """Peak rates per second, as the vendor states them; exponentials by units, lanes and clock."""
+
+    name: str
+    target: str
+    multiply_adds: dict[int, float]  # by bytes per feature
+    exponentials: float
+    additions: float
+    bytes: float
+
+    def seconds(self, one: Cost, size: int) -> float:
+        """The time of a pass at the peak of what it needs most of."""
+        return max(
+            one.multiply_adds / self.multiply_adds[size],
+            one.exponentials / self.exponentials,
+            one.additions / self.additions,
+            one.bytes / self.bytes,
+        )
+
+
+GPUS = (
+    Gpu("A100", "sm_80", {2: 156e12, 4: 9.75e12}, 108 * 16 * 1.41e9, 9.75e12, 2.04e12),
+    Gpu("H100", "sm_90", {2: 495e12, 4: 33.5e12}, 132 * 16 * 1.83e9, 33.5e12, 3.35e12),
+    Gpu("MI300X", "gfx942", {2: 654e12, 4: 81.7e12}, 304 * 16 * 2.1e9, 81.7e12, 5.3e12),
+)
+# SoftMax attention in one kernel each way, as libraries have it: the yardstick.
+SOFTMAX = (Pass("de", 1, 2, "qkv", "O"), Pass("deedd", 1, 3, "qkvo", "qkv"))
+
+
+def plan_on(gpu: Gpu, shape: Shape) -> Plan:
+    """The plan that the table chooses for a call without matrices of masks."""
+    width = padded_width(max(shape.d, shape.e))
+    return plans(Kind(gpu.target, shape.bytes, False, width, shape.n, shape.m))[0]
+
+
+def both_ways(plan: Plan, n_iters: int) -> list[Pass]:
+    """All passes of a training step."""
+    return [one for _, one in (*forward_passes(plan, n_iters), *backward_passes(plan, n_iters))]
+
+
+def seconds(gpu: Gpu, passes: list[Pass], shape: Shape) -> float:
+    return sum(gpu.seconds(cost(one, shape), shape.bytes) for one in passes)
