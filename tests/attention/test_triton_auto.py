@@ -153,7 +153,8 @@ def test_small_matrices(kernels, n_iters):
         weights = sinkhorn(torch.randn(shape), n_iters=n_iters)
         assert weights.shape == shape
         assert len(kernels.calls) == 2
-        assert kernels.calls[0].shape[-2:] == shape[-2:]
+        padded = [[core_triton.power_of_two(size) for size in call.shape[-2:]] for call in kernels.calls]
+        assert padded[0] == padded[1]  # which is what kernels are compiled for
     kernels.calls.clear()
     sinkhorn(torch.randn(3, 65, 65), n_iters=n_iters)
     assert kernels.calls == []

@@ -66,7 +66,7 @@ def test_the_limit_is_reached_by_the_exact_answer():
 
 @pytest.mark.usefixtures("few")
 def test_the_output_says_what_is_here(capsys):
-    assert main([]) == 0
+    assert main(["--device", "cpu"]) == 0
     said = capsys.readouterr().out
     for part in (
         f"torch {torch.__version__}",
@@ -183,9 +183,11 @@ def test_sizes_are_those_of_the_device():
     [
         (["--json", "missing/record.jsonl"], 2, "there is no folder missing; create it"),
         (["--json", "."], 2, "is a folder; name a file in it"),
+        (["--device", "cuda:7"], 2, "there is no cuda:7 here, only cpu"),
+        (["--device", "nonsense"], 2, "there is no nonsense here, only cpu"),
     ],
 )
-def test_what_cannot_be_written(arguments, code, message, capsys, tmp_path, monkeypatch):
+def test_what_cannot_be_done(arguments, code, message, capsys, tmp_path, monkeypatch):
     """Before anything is computed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "compare_all", lambda _: pytest.fail("it computes"))

@@ -14,6 +14,7 @@ import sinkformers
 from sinkformers import sinkhorn
 from sinkformers.attention import attend
 from sinkformers.attention.backends import triton as attention_triton
+from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.causal import operator as causal_operator
 from sinkformers.attention.causal.backends import triton as causal_triton
 from sinkformers.core import normalize, sample
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.triton
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     bfloat16_as_hardware_has_it(monkeypatch)
-    monkeypatch.setattr(sample, "SIZES", ((19, 23), (67, 71)))
+    monkeypatch.setattr(sample, "ROWS", (19, 67))
+    monkeypatch.setattr(sample, "COLUMNS", (23, 71))
     for module in (attention_triton, causal_triton, core_triton):
         monkeypatch.setattr(module, "is_gpu", lambda _: True)
     for table in (attend.BACKENDS, causal_operator.BACKENDS, normalize.BACKENDS):
@@ -52,6 +54,25 @@ def test_they_agree(options, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert sinkformers.backend_for(*tokens(20, 24, dtype), **options) == "triton"
+
+
+@pytest.mark.parametrize("gpu", ["sm_75", "sm_80", "sm_90", "sm_100", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_calls_of_one_kind_have_one_plan(monkeypatch, gpu, dtype):
+    """So that what was checked is what is taken."""
+    from sinkformers.kernels.triton import sizes
+
+    monkeypatch.setattr(sizes, "current_gpu", lambda: gpu)
+    backend, plans = attend.BACKENDS["triton"], {}
+    lengths = (1, 5, 16, 17, 37, 64, 65, 128, 131, 256, 257, 300, 512, 513, 1024, 1025, 1031, 5000)
+    for n in lengths:
+        for m in lengths:
+            for bias in (None, torch.empty(1, 1, 1, dtype=dtype).expand(1, n, m)):
+                query, key = (torch.empty(1, 1, 1, dtype=dtype).expand(1, size, 64) for size in (n, m))
+                call = AttentionCall(query, key, key, bias, *[None] * 6, 3, 0.1, False, 0.0, False)
+                plans.setdefault(backend.kind(call), set()).add(sizes.choose(call))
+    assert {len(found) for found in plans.values()} == {1}
+    assert len({plan for found in plans.values() for plan in found}) > 5
 
 
 def test_small_matrices_agree():

@@ -73,8 +73,8 @@ def tune(
     """Time the backends for attention of this shape on this device, and let `backend="auto"` take the fastest.
 
     The winner holds for this process: for eager calls with tensors of these shapes and dtypes on this device, with the
-    same masks given and the same settings. Values do not matter, random tokens will do. Calls inside `torch.compile`
-    choose as before.
+    same masks given and the same settings. Random tokens will do, except at `n_iters=math.inf`, whose time depends on
+    the scores. Calls inside `torch.compile` choose as before.
 
     Args:
         query, key, value, attn_mask: as in `sinkhorn_attention`.

@@ -140,9 +140,10 @@ class Backends:
 
     def trusts(self, backend: Backend, call: Any) -> bool:
         """Whether a backend needs no check, or is known to agree with torch on calls of this kind, on this device."""
-        if backend.kind(call) is None:
+        kind = backend.kind(call)
+        if kind is None:
             return True
-        verdict = self.checks.verdict(backend, self.by_name["torch"], call)
+        verdict = self.checks.verdict(backend, self.by_name["torch"], call, kind)
         if verdict is None:
             return False
         _warn_once(verdict.warning)

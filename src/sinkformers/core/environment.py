@@ -2,7 +2,6 @@
 
 import platform
 from functools import cache
-from importlib import metadata
 
 import torch
 
@@ -45,6 +44,8 @@ def processor() -> str:
 
 
 def _installed(name: str) -> str | None:
+    from importlib import metadata  # takes longer to import than everything else here
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

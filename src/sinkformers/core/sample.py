@@ -1,5 +1,6 @@
 """Small calls that the same code serves as a large one, with random numbers in their tensors."""
 
+import itertools
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from sinkformers.core.description import Description, Field, describe
 
-SIZES = ((131, 137), (37, 41), (277, 283), (1031, 1033))
+ROWS, COLUMNS = (131, 37, 277, 1031), (137, 41, 283, 547, 1033)
 """Numbers of queries and keys, in the order in which they are tried: beyond one tile, and no multiple of any."""
+MOST_SCORES = 1031 * 1033
 FEW_STEPS = 5
 SEED = 20220301
 
@@ -25,17 +27,16 @@ def sample_like(call: Any, kind: Callable[[Any], Hashable]) -> Any:
     """
     description = describe(type(call))
     given = axes_of(call)
-    own = (given["n"], given["m"])
-    for n, m in (*SIZES, own):
-        for n_iters in dict.fromkeys((_few(call), getattr(call, "n_iters", None))):
-            sizes = {**given, "n": n, "m": m}
-            if n * m > SIZES[-1][0] * SIZES[-1][1]:
-                continue
-            if n_iters is not None:
-                sizes |= {"row steps": (n_iters + 1) // 2, "column steps": n_iters // 2}
-            sample = _draw(description, call, sizes, n_iters)
-            if kind(sample) == kind(call):
-                return sample
+    steps = dict.fromkeys((_few(call), getattr(call, "n_iters", None)))
+    for m, n, n_iters in itertools.product((*COLUMNS, given["m"]), (*ROWS, given["n"]), steps):
+        if n * m > MOST_SCORES:
+            continue
+        sizes = {**given, "n": n, "m": m}
+        if n_iters is not None:
+            sizes |= {"row steps": (n_iters + 1) // 2, "column steps": n_iters // 2}
+        sample = _draw(description, call, sizes, n_iters)
+        if kind(sample) == kind(call):
+            return sample
     raise NoSample("no small call is served by the same code")
 
 

@@ -8,6 +8,7 @@ Nothing of the user's is touched: numbers come from a generator of their own, an
 """
 
 import threading
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -39,13 +40,13 @@ class SelfChecks:
     def __init__(self) -> None:
         self.verdicts: dict[Any, Verdict] = {}
 
-    def verdict(self, backend: "Backend", reference: "Backend", call: Any) -> Verdict | None:
-        """The verdict on a backend for calls of this kind, from a check if there is none yet.
+    def verdict(self, backend: "Backend", reference: "Backend", call: Any, kind: Hashable) -> Verdict | None:
+        """The verdict on a backend for calls of the kind of this one, from a check if there is none yet.
 
         None where it is not known and cannot be found now: in a compiled region, under a transform, in a CUDA graph
         that is being captured, inside a check, or without memory.
         """
-        key = (backend.name, call[0].device, backend.kind(call))
+        key = (backend.name, call[0].device, kind)
         found = self.verdicts.get(key)
         if found is not None or not readable(call[0]) or transformed() or captured(call[0].device):
             return found

@@ -22,6 +22,12 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "python -m si
         print(f"{program}: --json: {reason}", file=sys.stderr)
         return 2
     found = devices()
+    if asked.device is not None:
+        known = [str(device) for device in found]
+        if asked.device not in known:
+            print(f"{program}: --device: there is no {asked.device} here, only {', '.join(known)}.", file=sys.stderr)
+            return 2
+        found = [torch.device(asked.device)]
     for line in described(found):
         print(line)
     findings: list[Finding] = []
@@ -36,7 +42,8 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "python -m si
         print(f"\nwarning: {message}")
     code = _verdict(findings)
     if asked.json is not None:
-        command = " ".join([program, *(["--bench"] if asked.bench else [])])
+        options = (["--bench"] if asked.bench else []) + (["--device", asked.device] if asked.device else [])
+        command = " ".join([program, *options])
         try:
             record.write(asked.json, command, findings, timed)
         except OSError as error:
@@ -97,5 +104,6 @@ def _parser(program: str) -> argparse.ArgumentParser:
         epilog="The exit code is 1 where a backend disagrees.",
     )
     parser.add_argument("--bench", action="store_true", help="time the backends beside torch's SDPA and eager SoftMax")
+    parser.add_argument("--device", metavar="NAME", help="examine this device alone, cuda:0 for instance")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a record that the benchmarks' report reads")
     return parser

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,7 +44,7 @@ def _finding(finding: Finding) -> tuple[torch.device, dict[str, Any]]:
         line |= {"status": "failed", "reason": finding.raised}
     else:
         worst = max(finding.output, finding.gradients)
-        line |= {"status": "measured", "deviation": worst, "variant": "agreement"}
+        line |= {"status": "measured"} | ({"deviation": worst} if math.isfinite(worst) else {})
         if finding.disagrees:
             line |= {"status": "refused", "reason": f"deviates by {worst:.1e}, more than {finding.allowed:.1e}"}
     return finding.device, line

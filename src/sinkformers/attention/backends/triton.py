@@ -14,7 +14,8 @@ from sinkformers.core.problem import working_dtype
 from sinkformers.core.ranges import masked_bias
 
 MOST_FEATURES = 256
-SHORT = 256  # up to here one program may hold a whole head, of sizes padded to powers of two
+# Up to so many queries and keys one program may hold a whole head, and up to so many keys whole rows; sizes are padded.
+WHOLE_HEADS, WHOLE_ROWS = 256, 1024
 
 
 class Triton(Backend):
@@ -30,15 +31,18 @@ class Triton(Backend):
 
     def kind(self, call: AttentionCall) -> Hashable:
         n, m = call.query.shape[-2], call.key.shape[-2]
-        return kind_of(call), (power_of_two(n), power_of_two(m)) if n <= SHORT and m <= SHORT else None
+        rows = power_of_two(n) if n <= WHOLE_HEADS else None
+        return kind_of(call), rows, power_of_two(m) if m <= WHOLE_ROWS else None
 
     def choices(self, call: AttentionCall) -> tuple[str, ...]:
         return tuple(_plans(call))
 
     def prefer(self, call: AttentionCall, choice: str) -> None:
+        from sinkformers.kernels.triton import sizes
+
         plan = _plans(call)[choice]
         with launching_on(call.query.device):
-            _sizes().prefer(prepared(call), plan)
+            sizes.prefer(prepared(call), plan)
 
     def why_not(self, call: AttentionCall) -> str | None:
         return why_not_tokens(call.query, call.value)
@@ -74,19 +78,11 @@ class Triton(Backend):
 
 
 def _plans(call: AttentionCall) -> dict[str, Any]:
-    """The kernels' plans for a call by name, the default first; none where they have one way only."""
-    sizes = _sizes()
-    if sizes is None:
-        return {}
+    """The kernels' plans for a call by name, the default first."""
+    from sinkformers.kernels.triton import sizes
+
     with launching_on(call.query.device):
         return {_name(plan): plan for plan in sizes.candidates(prepared(call))}
-
-
-def _sizes() -> Any:
-    """The kernels' table of tile sizes, None where they have none."""
-    from sinkformers.kernels import triton
-
-    return getattr(triton, "sizes", None)
 
 
 def _name(plan: Any) -> str:
