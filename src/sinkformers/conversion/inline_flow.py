@@ -6,21 +6,25 @@ comes. What is not understood is not weights.
 """
 
 import ast
-import re
 from typing import Any
 
 import torch
 from torch import nn
 
-from sinkformers.conversion.inline_calls import Site, is_matmul, keeps_weights, number, resolve, softmax_calls
+from sinkformers.conversion.inline_calls import is_matmul, keeps_weights, number, resolve, softmax_calls
 from sinkformers.conversion.inline_source import Method, method
-from sinkformers.conversion.inline_values import Key, Node, Value, Weights, joined, part_of, transposed
+from sinkformers.conversion.inline_values import (
+    Findings,
+    Node,
+    Value,
+    Weights,
+    index_of,
+    joined,
+    may_be_tokens,
+    part_of,
+    transposed,
+)
 
-# Arguments that are no tokens, though they may reach keys and not queries: positions, masks, caches. What is no tensor
-# needs no mention here.
-_NO_TOKENS = re.compile(r"pos|past|cache|mask|bias|freq|^cos|^sin|^rel|_rel|^seg|^output_|^attn_prompt")
-_EMBEDDINGS = re.compile(r"emb")
-_OTHERS = re.compile(r"encoder|context|memory|cross|source|src|key|kv", re.IGNORECASE)  # whose embeddings are tokens
 _SPLITS = ("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit")
 _SEQUENCES = ("list", "tuple", "iter", "map", "reversed")
 _SHAPES = ("shape", "dtype", "device", "ndim", "size", "dim")
@@ -32,37 +36,18 @@ _SWAPS = ({(-1, -2), (-2, -1)}, {(0, 2, 1)})
 ANY = "*"  # before the name of a source that holds any number of arguments
 
 
-class Findings:
-    """What was found in the methods of a module that its `forward` leads to."""
-
-    def __init__(self) -> None:
-        self.sites: dict[Key, Site] = {}
-        self.scores: dict[Key, Value] = {}
-        self.proven: set[Key] = set()  # sites whose weights are multiplied with values
-        self.looped: set[Key] = set()  # sites inside of loops, which may be given their own weights
-        self.changed: set[Key] = set()  # sites whose weights are changed in place
-        self.operands: list[tuple[str, ast.expr]] = []  # viewed weights in such products: checked when they run
-        self.alterations: list[Node] = []  # expressions that change weights, such as masks; `inner` are the weights
-        self.altered: set[int] = set()  # those whose results are multiplied with values: checked when they run
-        self.factors: list[Node] = []  # first factors of products, and the axis that each product adds up
-
-
 def findings(module: nn.Module) -> Findings | None:
     """Return what is known of the SoftMax calls of a module, or None if its code cannot be read."""
     forward = method(type(module), "forward")
     if forward is None:
         return None
     found = Findings()
-    tokens = {name for name in forward.parameters if _may_be_tokens(name)}
+    tokens = {name for name in forward.parameters if may_be_tokens(name)}
     names = {name: Value(sources=frozenset({name} & tokens), bare=True) for name in forward.parameters}
     rest = (forward.tree.args.vararg, forward.tree.args.kwarg)
     names |= {each.arg: Value(sources=frozenset({ANY + each.arg})) for each in rest if each is not None}
     _Flow(module, forward, names, found, ())
     return found
-
-
-def _may_be_tokens(name: str) -> bool:
-    return not _NO_TOKENS.search(name) and (not _EMBEDDINGS.search(name) or bool(_OTHERS.search(name)))
 
 
 class _Flow:
@@ -155,7 +140,6 @@ class _Flow:
 
     def _noted(self, node: ast.expr, value: Value) -> Value:
         """Return the value with the note that weights were changed, if they go into an expression that changes them."""
-        inner: ast.expr | None = None
         if isinstance(node, ast.BinOp):
             given = [node.left, node.right]
         elif isinstance(node, ast.Call) and node not in (site.call for site in self.sites.values()):
@@ -167,9 +151,8 @@ class _Flow:
         masks = isinstance(node, ast.Call) and self._masks(node)
         if not holders or (value.weights and not masks):
             return value
-        if len(holders) == 1:
-            inner = holders[0]
-        number = _index(self.found.alterations, Node(self.method.tree.name, node, inner))
+        inner = holders[0] if len(holders) == 1 else None
+        number = index_of(self.found.alterations, Node(self.method.tree.name, node, inner))
         weights = self._value(holders[0]).weights if masks and inner is not None else value.weights
         return value._replace(weights=weights, altered=value.altered | {number})
 
@@ -260,12 +243,9 @@ class _Flow:
         if target.attr in ("matmul", "bmm") and len(node.args) == 1:
             return self._product(target.value, node.args[0])
         parts = base.join(joined(self._children(node)))._replace(weights=frozenset())
-        if target.attr == "baddbmm":  # a product that is added to a bias
-            given = dict(zip(("batch1", "batch2"), node.args, strict=False)) | {
-                each.arg: each.value for each in node.keywords
-            }
-            if {"batch1", "batch2"} <= set(given):
-                return self._product(given["batch1"], given["batch2"]).join(base)._replace(weights=frozenset())
+        factors = [*node.args, *(each.value for each in node.keywords if each.arg in ("batch1", "batch2"))]
+        if target.attr == "baddbmm" and len(factors) > 1:  # a product that is added to a bias
+            return self._product(*factors[:2]).join(base)._replace(weights=frozenset())
         if target.attr in _KEEP:
             return parts._replace(weights=base.weights)
         if target.attr in _VIEW:
@@ -312,7 +292,7 @@ class _Flow:
         return both._replace(product=True, **sides)
 
     def _factor(self, node: ast.expr, axis: int = -1) -> int:
-        return _index(self.found.factors, Node(self.method.tree.name, node, axis=axis))
+        return index_of(self.found.factors, Node(self.method.tree.name, node, axis=axis))
 
     def _prove(self, operand: ast.expr, weights: list[Weights], value: Value) -> None:
         self.found.proven |= {each.site for each in weights}
@@ -320,10 +300,3 @@ class _Flow:
         note = (self.method.tree.name, operand)
         if any(each.viewed for each in weights) and note not in self.found.operands:
             self.found.operands.append(note)
-
-
-def _index(nodes: list[Node], node: Node) -> int:
-    """Return the number of a node in a list that it is added to."""
-    if node not in nodes:
-        nodes.append(node)
-    return nodes.index(node)

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sinkformers.conversion.inline_flow import Findings
 from sinkformers.conversion.inline_source import Method, compiled, method
-from sinkformers.conversion.inline_values import Key
+from sinkformers.conversion.inline_values import Findings, Key
 
 WEIGHTS = "_sinkhorn_weights"  # called in place of SoftMax
 OPERAND = "_sinkhorn_operand"  # called with weights that were viewed in another shape before they are used

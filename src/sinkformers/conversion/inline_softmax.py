@@ -27,9 +27,10 @@ from sinkformers.conversion.adapter import (
 )
 from sinkformers.conversion.attend import WARNED, normalise, refuse_unknown_cache
 from sinkformers.conversion.inline_checks import among_features, changed, number_of_heads
-from sinkformers.conversion.inline_flow import ANY, Findings, findings
+from sinkformers.conversion.inline_flow import ANY, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
 from sinkformers.conversion.inline_rewrite import Plan, changes, digest, rewritten
+from sinkformers.conversion.inline_values import Findings
 from sinkformers.conversion.intercept import CALLS, Subclassed, count, restore
 from sinkformers.conversion.settings import LEARNED, is_softmax, settings_of
 
