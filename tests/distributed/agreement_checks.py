@@ -121,6 +121,16 @@ def padding_may_hold_anything(rank, _size):
     assert spoiled.grad.masked_select(~real[:, None, :, None]).eq(0).all()
 
 
+def masks_on_some_ranks(rank, _size):
+    """A rank without a mask has valid tokens only, as where a model leaves out a mask that hides nothing."""
+    query, real = tokens(4), torch.arange(4)[None] < (4, 2, 4, 3)[rank]
+    whole = attend(query, query_mask=real, key_mask=real)
+    own = {"query_mask": real, "key_mask": real} if rank % 2 else {}
+    assert torch.equal(attend(query, **own), whole)
+    bias = torch.randn(1, HEADS, 1, 4) if rank == 1 else torch.zeros(1, HEADS, 1, 4)
+    assert torch.equal(attend(query, attn_mask=bias if rank == 1 else None), attend(query, attn_mask=bias))
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -133,5 +143,6 @@ CHECKS = {
         not_a_member,
         nothing_at_all,
         padding_may_hold_anything,
+        masks_on_some_ranks,
     )
 }
