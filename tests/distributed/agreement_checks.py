@@ -1,5 +1,7 @@
 """Checks that all ranks are told where their calls do not fit together, instead of waiting for each other."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -88,6 +90,17 @@ def what_cannot_be_sharded(_rank, size):
     assert attend(tokens()).shape == sinkhorn_attention(tokens(), tokens(), tokens(), group=mesh["tokens"]).shape
 
 
+def tokens_without_heads(rank, size):
+    """(n, d) and (batch, n, d), also at the limit, where matrices are numbered."""
+    for lead in ((), (3,)):
+        whole = torch.randn(*lead, 2 * size, D, dtype=torch.float64)
+        part = whole.chunk(size, -2)[rank]
+        for options in ({"n_iters": 4}, {"n_iters": math.inf, "tol": 1e-9}, {"n_iters": 3, "cost": "l2", "tau": 0.5}):
+            expected = sinkhorn_attention(whole, whole, whole, **options)
+            found = attend(part, **options)
+            assert (found - expected.chunk(size, -2)[rank]).abs().max() < 1e-8
+
+
 def not_a_member(rank, _size):
     group = dist.new_group([0, 1])
     if rank > 1:
@@ -140,6 +153,7 @@ CHECKS = {
         masks_with_local_columns,
         masks_that_order,
         what_cannot_be_sharded,
+        tokens_without_heads,
         not_a_member,
         nothing_at_all,
         padding_may_hold_anything,
