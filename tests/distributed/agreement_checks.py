@@ -1,5 +1,7 @@
 """Checks that all ranks are told where their calls do not fit together, instead of waiting for each other."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -88,6 +90,17 @@ def what_cannot_be_sharded(_rank, size):
     assert attend(tokens()).shape == sinkhorn_attention(tokens(), tokens(), tokens(), group=mesh["tokens"]).shape
 
 
+def tokens_without_heads(rank, size):
+    """(n, d) and (batch, n, d), also at the limit, where matrices are numbered."""
+    for lead in ((), (3,)):
+        whole = torch.randn(*lead, 2 * size, D, dtype=torch.float64)
+        part = whole.chunk(size, -2)[rank]
+        for options in ({"n_iters": 4}, {"n_iters": math.inf, "tol": 1e-9}, {"n_iters": 3, "cost": "l2", "tau": 0.5}):
+            expected = sinkhorn_attention(whole, whole, whole, **options)
+            found = attend(part, **options)
+            assert (found - expected.chunk(size, -2)[rank]).abs().max() < 1e-8
+
+
 def not_a_member(rank, _size):
     group = dist.new_group([0, 1])
     if rank > 1:
@@ -121,6 +134,16 @@ def padding_may_hold_anything(rank, _size):
     assert spoiled.grad.masked_select(~real[:, None, :, None]).eq(0).all()
 
 
+def masks_on_some_ranks(rank, _size):
+    """A rank without a mask has valid tokens only, as where a model leaves out a mask that hides nothing."""
+    query, real = tokens(4), torch.arange(4)[None] < (4, 2, 4, 3)[rank]
+    whole = attend(query, query_mask=real, key_mask=real)
+    own = {"query_mask": real, "key_mask": real} if rank % 2 else {}
+    assert torch.equal(attend(query, **own), whole)
+    bias = torch.randn(1, HEADS, 1, 4) if rank == 1 else torch.zeros(1, HEADS, 1, 4)
+    assert torch.equal(attend(query, attn_mask=bias if rank == 1 else None), attend(query, attn_mask=bias))
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -130,8 +153,10 @@ CHECKS = {
         masks_with_local_columns,
         masks_that_order,
         what_cannot_be_sharded,
+        tokens_without_heads,
         not_a_member,
         nothing_at_all,
         padding_may_hold_anything,
+        masks_on_some_ranks,
     )
 }

@@ -60,7 +60,9 @@ class _Mask(nn.Module):
 
 
 def own_vit():
-    return _NoMask(ViT(image=8, patch=2, channels=1, dim=DIM, heads=4, depth=2, n_iters=3).double().blocks)
+    return _NoMask(
+        ViT(image=8, patch=2, channels=1, classes=2, dim=DIM, heads=4, depth=2, mlp_dim=24, n_iters=3).double().blocks
+    )
 
 
 class _NoMask(nn.Module):

@@ -1,7 +1,7 @@
 """Run checks in several processes at once, with gloo on the loopback interface, and collect what they found.
 
-Every process imports torch, which takes seconds, so that one world runs many checks. Called with
-`python -m tests.distributed.world MODULE RANK SIZE FOLDER`.
+One process imports torch, which takes seconds, and forks into all ranks. Called with
+`python -m tests.distributed.world MODULE SIZE FOLDER`.
 """
 
 import gc
@@ -15,43 +15,47 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 PASSED = "passed"
-TIMEOUT = 60
+TIMEOUT = 120
 
 
 def run_world(module, size, folder):
-    """Run the checks of a module, `CHECKS` by name, in so many processes; return what each rank says of each check."""
-    processes = start_world(module, size, folder)
-    errors = []
-    try:
-        for process in processes:
-            errors.append(process.communicate(timeout=600)[1])
-    finally:
-        for process in processes:
-            process.kill()
-    results = [Path(folder) / f"{rank}.json" for rank in range(size)]
-    assert all(file.exists() for file in results), "\n".join(errors)
-    return [json.loads(file.read_text()) for file in results]
+    """Run the checks of a module, `CHECKS` by name, in so many processes; return what each rank says of each check.
 
-
-def start_world(module, size, folder):
+    A rank that has ended by itself says nothing.
+    """
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.world", module, str(rank), str(size), str(folder)],
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    command = [sys.executable, "-m", "tests.distributed.world", module, str(size), str(folder)]
+    ended = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment, stderr=subprocess.PIPE, text=True, timeout=1800
+    )
+    results = [Path(folder) / f"{rank}.json" for rank in range(size)]
+    assert any(file.exists() for file in results), ended.stderr
+    return [json.loads(file.read_text()) if file.exists() else None for file in results]
 
 
-def main(module, rank, size, folder):
-    import torch
-    import torch.distributed as dist
+def main(module, size, folder):
+    checks = import_module(module).CHECKS
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                be_rank(checks, rank, size, folder)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)  # the parent's own clean-up is not this process's
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
 
+
+def be_rank(checks, rank, size, folder):
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     store = dist.FileStore(f"{folder}/store", size)
@@ -59,7 +63,7 @@ def main(module, rank, size, folder):
     results = {}
     try:
         torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
-        for name, check in import_module(module).CHECKS.items():
+        for name, check in checks.items():
             results[name] = _outcome(check, rank, size)
             every = [None] * size
             dist.all_gather_object(every, results[name])
@@ -72,8 +76,6 @@ def main(module, rank, size, folder):
 
 
 def _outcome(check, rank, size):
-    import torch
-
     torch.manual_seed(0)
     try:
         check(rank, size)
@@ -83,4 +85,4 @@ def _outcome(check, rank, size):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

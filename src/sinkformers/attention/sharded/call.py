@@ -46,6 +46,10 @@ class ShardedCall(NamedTuple):
         assert isinstance(self.n_iters, int)
         return Definition(self.n_iters)
 
+    def with_bias(self, bias: Tensor | None) -> "ShardedCall":
+        """The call with another bias: autograd saves that of the user, and the rest is kept beside it."""
+        return self._replace(masks=self.masks._replace(bias=bias))
+
     @property
     def n(self) -> int:
         """The queries of this rank."""

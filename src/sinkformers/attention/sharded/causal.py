@@ -49,14 +49,15 @@ class _AttendCausal(torch.autograd.Function):
                 sums[..., :-1, :columns], sums[..., -1, :columns] = result.received, result.expected
                 out, starts = result.out, result.starts
             _to_neighbour(ranks, sums, 1)
-        ctx.call = call
-        ctx.save_for_backward(query, key, value, tau, starts, local.expected)
+        ctx.call = call.with_bias(None)
+        ctx.save_for_backward(query, key, value, bias, tau, starts, local.expected)
         return out.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        call, (query, key, value, tau, starts, expected) = ctx.call, ctx.saved_tensors
+        query, key, value, bias, tau, starts, expected = ctx.saved_tensors
+        call = ctx.call.with_bias(bias)
         ranks, dtype = call.ranks, working_dtype(query.dtype)
         found: dict[str, Tensor | None] = {"query": torch.zeros_like(query)}
         with without_autocast(query.device):
@@ -75,7 +76,7 @@ class _AttendCausal(torch.autograd.Function):
                 for name, x in (("key", key), ("value", value))
             )
         grads = found["query"], d_key, d_value, found.get("bias"), found.get("tau")
-        given = query, key, value, call.masks.bias, tau
+        given = query, key, value, bias, tau
         return None, *(_like(grad, x) for grad, x in zip(grads, given, strict=True))
 
 

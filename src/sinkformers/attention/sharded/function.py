@@ -39,17 +39,17 @@ class _Attend(torch.autograd.Function):
             out, steps, evidence = _attend(tiles, _by_head(tau, query))
         if evidence is not None:
             warn_unconverged(call.ranks.caller, "heads", call.tol, evidence)
-        ctx.call, ctx.kinds = call, [col.is_direct for col in steps.cols]
+        ctx.call, ctx.kinds = call.with_bias(None), [col.is_direct for col in steps.cols]
         rows, cols = ([part for step in kind for part in step[:3]] for kind in (steps.rows, steps.cols))
         assert tiles.shift is not None
-        ctx.save_for_backward(query, key, value, tau, out, tiles.shift, *tiles.valid, *rows, *cols)
+        ctx.save_for_backward(query, key, value, bias, tau, out, tiles.shift, *tiles.valid, *rows, *cols)
         return out.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, tau, out, shift, *saved = ctx.saved_tensors
-        call, (valid, vectors) = ctx.call, (Valid(*saved[:3]), saved[3:])
+        query, key, value, bias, tau, out, shift, *saved = ctx.saved_tensors
+        call, (valid, vectors) = ctx.call.with_bias(bias), (Valid(*saved[:3]), saved[3:])
         count = len(vectors) - 3 * len(ctx.kinds)
         rows = [RowStep(*vectors[at : at + 3]) for at in range(0, count, 3)]
         cols = [
@@ -64,7 +64,7 @@ class _Attend(torch.autograd.Function):
             found = backward.run(needs_bias=ctx.needs_input_grad[4])
         grads = [
             None if grad is None or x is None else grad.sum_to_size(x.shape).to(x)
-            for grad, x in zip(found, (query, key, value, call.masks.bias, tau), strict=True)
+            for grad, x in zip(found, (query, key, value, bias, tau), strict=True)
         ]
         return None, *grads
 

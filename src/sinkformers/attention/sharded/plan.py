@@ -37,6 +37,8 @@ from sinkformers.core.limit import MOST_PRODUCTS
 from sinkformers.distributed import Header, Ranks, SequenceGroup, active_group, agree, sequence_group
 
 NOT_COMPILED = "sinkformers: attention in a process group reads what the ranks tell each other, and is not compiled"
+_attend = torch.compiler.disable(attend_sharded, reason=NOT_COMPILED)
+_attend_in_order = torch.compiler.disable(attend_causal_sharded, reason=NOT_COMPILED)
 
 
 class Arguments(NamedTuple):
@@ -134,8 +136,8 @@ def _plan(where: SequenceGroup, given: Arguments) -> Plan:
     by_head = relaxation_tensor(tau, query)
     if softmax and call.n_iters != 1:
         call, by_head = call._replace(n_iters=1, implicit=False), None
-    function = attend_causal_sharded if checked.in_order and call.n_iters != 1 else attend_sharded
-    return Plan("torch", torch.compiler.disable(function, reason=NOT_COMPILED), (call, query, key, value, by_head))
+    function = _attend_in_order if checked.in_order and call.n_iters != 1 else _attend
+    return Plan("torch", function, (call, query, key, value, by_head))
 
 
 def _check(given: Arguments, kv: str) -> _Checked:
