@@ -56,9 +56,9 @@ class Counter:
         for name in ("sum", "min_max"):
             method = getattr(reduce, name)
 
-            def watched(ops, x, *args, method=method):
+            def watched(ops, x, *args, method=method, **options):
                 self.count(2, x.handle.data if hasattr(x, "handle") else x[0].handle.data)
-                return method(ops, x, *args)
+                return method(ops, x, *args, **options)
 
             monkeypatch.setattr(reduce, name, watched)
         monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
