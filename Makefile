@@ -20,7 +20,7 @@ test-timm: .venv-timm/installed ## conversion of timm, vit-pytorch and x-transfo
 	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest -m timm tests/conversion -q
 
 test-triton: .venv-triton/installed ## the Triton kernels, in an environment of their own (triton is 1 GB)
-	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -m triton tests/kernels tests/release -q
+	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -n $(JOBS) -m triton tests/kernels tests/release -q
 
 test-slow: .venv/installed ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -82,7 +82,7 @@ class Case:
         if self.form == "passes":
             return passes
         if self.form == "pairs":
-            return passes._replace(pair=Tile(16, padded_width(self.m), 4))
+            return passes._replace(pair=Tile(32, padded_width(self.m), 4))
         tile = Tile(padded_width(self.n), padded_width(self.m), 4)
         return passes._replace(head=tile, head_gradient=tile)
 

@@ -25,6 +25,10 @@ class Compiled(NamedTuple):
     shared: int  # bytes per program
     threads: int  # per program
     asm: Any
+    hash: str
+
+
+_READ: dict[str, Compiled] = {}  # a kernel is compiled once per process, and its compiler speaks once
 
 
 class Driver:
@@ -49,16 +53,16 @@ class Driver:
 def compiling(name: str, cache: str) -> Iterator[list[Compiled]]:
     """Compile for the GPU `name`, such as sm_90 or gfx942, instead of launching; the list grows with each kernel."""
     kernels: list[Compiled] = []
-    seen = set()
     run, active, directory, log = JITFunction.run, driver._active, knobs.cache.dir, knobs.nvidia.dump_ptxas_log
 
     def compile_only(self: JITFunction, *args: Any, **options: Any) -> Any:
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             kernel = run(self, *args, **{**options, "warmup": True})
-        if kernel is not None and kernel.hash not in seen:
-            seen.add(kernel.hash)
-            kernels.append(_read(kernel, driver._active.target, said.getvalue()))
+        if kernel.hash not in _READ:
+            _READ[kernel.hash] = _read(kernel, driver._active.target, said.getvalue())
+        if _READ[kernel.hash] not in kernels:
+            kernels.append(_READ[kernel.hash])
         return kernel
 
     JITFunction.run, driver._active = compile_only, Driver(name)
@@ -77,7 +81,7 @@ def _read(kernel: Any, target: GPUTarget, said: str) -> Compiled:
         text = kernel.asm["amdgcn"]
         registers, spills = _number(r"\.vgpr_count:\s+(\d+)", text), 4 * _number(r"\.vgpr_spill_count:\s+(\d+)", text)
     threads = kernel.metadata.num_warps * target.warp_size
-    return Compiled(kernel.metadata.name, registers, spills, kernel.metadata.shared, threads, kernel.asm)
+    return Compiled(kernel.metadata.name, registers, spills, kernel.metadata.shared, threads, kernel.asm, kernel.hash)
 
 
 def _number(pattern: str, text: str) -> int:

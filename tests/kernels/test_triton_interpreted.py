@@ -93,18 +93,18 @@ def test_both_ways_of_a_head_agree(limit, taken, monkeypatch):
     assert set(taken) == {"gradient_by_scaling"} if limit > 0 else {"steps_in_logarithms", "gradient_in_logarithms"}
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 31), (29, 1), (128, 128), (197, 61), (5, 251)])
-def test_every_plan_gives_the_same(n, m):
-    """What the table offers, sequences of one token and full tiles included; what one plan saves another one reads."""
-    case = Case(2, n=n, m=m, d=3, e=5, n_iters=4, tau=torch.tensor([0.7, 1.0]))
-    wanted = case.check()
-    plans = sizes.candidates(case.call)
-    assert plans[0].head is not None
-    assert plans[-1].head is None
-    for plan in plans:
-        case.plan = lambda plan=plan: plan._replace(head_gradient=None)
-        for mine, theirs in zip(case.run(), wanted, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 31), (29, 1), (128, 64), (5, 251)])
+def test_what_the_table_offers(n, m):
+    """Sequences of one token and full tiles included; backward in passes reads what a head in one program saved."""
+    case = Case(1, n=n, m=m, d=3, e=5, n_iters=4, tau=torch.tensor([0.7]))
+    head, *others = sizes.candidates(case.call)
+    assert head.head is not None
+    assert [other.head for other in others] == [None, None]
+    for plan in (head, head._replace(head_gradient=None), *others[:1]):
+        case.plan = lambda plan=plan: plan
+        # With one key all gradients of queries are zero: what is added up counts.
+        largest = (case.d_out @ case.v.mT).abs().max().item()
+        case.check(sizes={"q": largest, "k": n * largest, "tau": m * largest})
 
 
 def test_a_preferred_plan_serves_its_kind_of_call():

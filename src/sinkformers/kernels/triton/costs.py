@@ -21,7 +21,7 @@ class Pass(NamedTuple):
 
     products: str  # the features of each product: those of queries and keys (d) or of values (e)
     exponentials: int
-    additions: int  # sums along rows and columns, and terms of the gradient of the scores, in float32
+    additions: int  # sums, maxima and differences, in float32
     reads: str  # q, k, v, the gradient of the output (o), and the output itself in float32 (O)
     writes: str
 
@@ -47,30 +47,30 @@ class Cost(NamedTuple):
 def forward_passes(plan: Plan, n_iters: int) -> Iterator[tuple[str, Pass]]:
     """The launches of `attention_forward`, by the name of the kernel."""
     if plan.head is not None:
-        yield "head_forward", Pass("de", 1, n_iters + 2, "qkv", "O")
+        yield "head_forward", Pass("de", 1, n_iters + 4, "qkv", "O")
         return
     for step in range(n_iters - n_iters % 2):
         if plan.pair is None:
-            yield "col_step" if step % 2 else "row_step", Pass("d", 1, 2, "qk", "")
+            yield "col_step" if step % 2 else "row_step", Pass("d", 1, 4, "qk", "")
         elif step % 2 == 0:
-            yield "row_and_column_step", Pass("d", 1, 3, "qk", "")
-    yield "last_step", Pass("de", 1, 2, "qkv", "O")
+            yield "row_and_column_step", Pass("d", 1, 5, "qk", "")
+    yield "last_step", Pass("de", 1, 4, "qkv", "O")
 
 
 def backward_passes(plan: Plan, n_iters: int) -> Iterator[tuple[str, Pass]]:
     """The launches of `attention_backward`, where no step needs an exponential of its own."""
     odd, n_cols = n_iters % 2, n_iters // 2
     if plan.head_gradient is not None:
-        yield "head_backward", Pass("deedd", 1, 2 * n_iters + 2, "qkvo", "qkv")
+        yield "head_backward", Pass("deedd", 1, 2 * n_iters + 3, "qkvo", "qkv")
         return
     yield "output_adjoint", Pass("", 0, 0, "oO", "")
-    yield "value_step", Pass("de", 1, odd, "qko" + "v" * (n_cols > 0), "v")
+    yield "value_step", Pass("de", 1, 1 + odd, "qko" + "v" * (n_cols > 0), "v")
     for half in reversed(range(n_cols)):
-        yield "row_adjoint", Pass("d", 1, 1, "qk", "")
+        yield "row_adjoint", Pass("d", 1, 3, "qk", "")
         if half:
-            yield "col_adjoint", Pass("d", 1, 1, "qk", "")
-    yield "query_step", Pass("ded", 1, n_iters + 1, "qkvo", "q")
-    yield "key_step", Pass("ded", 1, n_iters + 1, "qkvo", "k")
+            yield "col_adjoint", Pass("d", 1, 2, "qk", "")
+    yield "query_step", Pass("ded", 1, n_iters + 2, "qkvo", "q")
+    yield "key_step", Pass("ded", 1, n_iters + 2, "qkvo", "k")
 
 
 def cost(one: Pass, shape: Shape) -> Cost:
@@ -109,7 +109,7 @@ GPUS = (
     Gpu("MI300X", "gfx942", {2: 654e12, 4: 81.7e12}, 304 * 16 * 2.1e9, 81.7e12, 5.3e12),
 )
 # SoftMax attention in one kernel each way, as libraries have it: the yardstick.
-SOFTMAX = (Pass("de", 1, 2, "qkv", "O"), Pass("deedd", 1, 3, "qkvo", "qkv"))
+SOFTMAX = [Pass("de", 1, 4, "qkv", "o"), Pass("deedd", 1, 2, "qkvo", "qkv")]
 
 
 def plan_on(gpu: Gpu, shape: Shape) -> Plan:
@@ -125,3 +125,71 @@ def both_ways(plan: Plan, n_iters: int) -> list[Pass]:
 
 def seconds(gpu: Gpu, passes: list[Pass], shape: Shape) -> float:
     return sum(gpu.seconds(cost(one, shape), shape.bytes) for one in passes)
+
+
+SHAPES = (
+    ("768 × 64", Shape(768, 64, 64, 64, 64, 2)),
+    ("768 × 128", Shape(768, 128, 128, 64, 64, 2)),
+    ("768 × 197", Shape(768, 197, 197, 64, 64, 2)),
+    ("384 × 512", Shape(384, 512, 512, 64, 64, 2)),
+    ("96 × 2048", Shape(96, 2048, 2048, 64, 64, 2)),
+)
+STEPS = (3, 5, 21)
+
+
+def tables() -> str:
+    """The tables of docs/kernels.md: products of tokens, and the modelled time beside that of SoftMax."""
+    h100 = GPUS[1]
+    lines = [
+        "| batch·heads × n | kernels | n_iters | products, forward | products, backward |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, shape in SHAPES:
+        plan = plan_on(h100, shape)
+        for n_iters in STEPS:
+            counts = [
+                sum(len(one.products) for _, one in passes(plan, n_iters))
+                for passes in (forward_passes, backward_passes)
+            ]
+            lines.append(f"| {name} | {form(plan)} | {n_iters} | {counts[0]} | {counts[1]} |")
+    lines += ["", "| batch·heads × n | n_iters | " + " | ".join(gpu.name for gpu in GPUS) + " |", "| --- " * 5 + "|"]
+    for name, shape in SHAPES:
+        cells = [_microseconds(seconds(gpu, SOFTMAX, shape)) for gpu in GPUS]
+        lines.append(f"| {name} | SoftMax | " + " | ".join(cells) + " |")
+        for n_iters in STEPS:
+            cells = []
+            for gpu in GPUS:
+                ours = seconds(gpu, both_ways(plan_on(gpu, shape), n_iters), shape)
+                cells.append(f"{_microseconds(ours)} ({ours / seconds(gpu, SOFTMAX, shape):.1f} ×)")
+            lines.append(f"| {name} | {n_iters} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def form(plan: Plan) -> str:
+    """What the plan consists of, in words."""
+    if plan.head is not None:
+        return (
+            "a head in one program" if plan.head_gradient is not None else "a head in one program, backward in passes"
+        )
+    return "passes" if plan.pair is None else "two steps in a pass, backward in passes"
+
+
+def _microseconds(time: float) -> str:
+    return f"{time * 1e6:,.0f} µs"
+
+
+PLACE = re.compile(r"(<!-- model of the kernels -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """The page with its tables written again."""
+    if PLACE.search(page) is None:
+        raise ValueError("the page has no place for the tables: <!-- model of the kernels --> … <!-- end -->")
+    return PLACE.sub(lambda found: f"{found[1]}\n{tables()}\n\n{found[2]}", page)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m sinkformers.kernels.triton.costs PAGE")
+    target = Path(sys.argv[1])
+    target.write_text(filled(target.read_text()))
