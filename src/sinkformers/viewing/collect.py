@@ -171,8 +171,8 @@ class Recorder:
         finite = {head: part for head, part in parts.items() if not (part.isnan() | (part == torch.inf)).any()}
         self.notes += [f"head {head} of {name}: its scores are not finite" for head in kept if head not in finite]
         found = [_head(*each, place.module, definition) for each in finite.items() if each[1].numel()]
-        axes = [side.nonzero()[:, 0].tolist() for side in (rows, columns)]
-        self.layers.append(Layer(number, name, definition, *axes, (n, m), found))
+        rows, columns = rows.nonzero()[:, 0].tolist(), columns.nonzero()[:, 0].tolist()
+        self.layers.append(Layer(number, name, definition, rows, columns, (n, m), found))
 
     def _count(self, entries: int, name: str) -> None:
         self.n_entries += entries

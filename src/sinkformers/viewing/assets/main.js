@@ -86,7 +86,7 @@ function withSoftmax({ panels: [panel], place }) {
   return [newPanel(panel.model, 1, 1), panel];
 }
 
-// What an address may say after #, such as #layer=2&head=5&n=3&tau=0.5&compare&theme=dark.
+// What an address may say after #, such as #layer=2&head=5&n=3&tau=0.5&compare&theme=dark, or &embed inside another page.
 function setFromAddress(state) {
   const asked = new URLSearchParams(window.location.hash.slice(1));
   const number = (name) => (asked.has(name) ? Number(asked.get(name)) : null);
@@ -97,6 +97,7 @@ function setFromAddress(state) {
   if (n === Infinity || (Number.isInteger(n) && n >= 1)) panel.nIters = n;
   if (tau !== null && tau >= 0 && tau <= 1) panel.tau = tau;
   if (asked.has("compare") && state.data.models.length === 1) state.panels = withSoftmax(state);
+  document.documentElement.toggleAttribute("data-embedded", asked.has("embed"));
   if (["light", "dark"].includes(asked.get("theme"))) state.setTheme(asked.get("theme"));
 }
 
