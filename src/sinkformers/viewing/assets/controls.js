@@ -60,7 +60,7 @@ export function makeControls(panel, change) {
     own.disabled = panel.nIters === null && panel.tau === null;
     note.textContent = noteOn(head, settings, result);
   }
-  const element_ = element(
+  const box = element(
     "div",
     { class: "controls" },
     element("label", {}, name("Normalisations ", "n_iters"), counts, count),
@@ -68,7 +68,7 @@ export function makeControls(panel, change) {
     element("div", { class: "buttons" }, play, own),
     note,
   );
-  return { element: element_, update };
+  return { element: box, update };
 }
 
 function noteOn(head, settings, result) {

@@ -47,9 +47,10 @@ export function canvasSurface(canvas, width, height, density) {
       context.fillText(text, 0, 0);
       context.restore();
     },
-    cells(x, y, w, h, n, m, colour) {
+    cells(x, y, w, h, n, m, colour, { images, key }) {
       context.imageSmoothingEnabled = false;
-      context.drawImage(cellImage(n, m, colour), x, y, w, h);
+      if (images.key !== key) Object.assign(images, { key, image: cellImage(n, m, colour) });
+      context.drawImage(images.image, x, y, w, h);
     },
   };
 }
