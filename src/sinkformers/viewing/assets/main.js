@@ -16,7 +16,9 @@ function start() {
   setFromAddress(state);
   setCompare(state, byId("compare"));
   byId("root").checked = state.look.root;
-  byId("root").addEventListener("change", (event) => state.change({ look: { ...state.look, root: event.target.checked } }));
+  byId("root").addEventListener("change", (event) =>
+    state.change({ look: { ...state.look, root: event.target.checked } }),
+  );
 
   function build() {
     built.splice(0, built.length, ...state.panels.map((panel) => makePanel(state, panel)));
@@ -116,7 +118,9 @@ function facts(data) {
       `The page holds the scores in ${bits} bits, each off by ${decimal(rounding)} at most, and computes the weights from them. `,
       "The sliders change the normalisation of these scores. A model that runs with other settings has other scores in later layers.",
     ),
-    ...(notes.length ? [element("details", {}, element("summary", {}, "Attention that is not shown"), element("ul", {}, ...notes))] : []),
+    ...(notes.length
+      ? [element("details", {}, element("summary", {}, "Attention that is not shown"), element("ul", {}, ...notes))]
+      : []),
   ];
 }
 

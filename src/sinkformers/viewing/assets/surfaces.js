@@ -113,7 +113,9 @@ export function svgSurface(width, height, title) {
 export function escapeXml(text) {
   const entities = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
   // eslint-disable-next-line no-control-regex
-  return text.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "�").replace(/[&<>"']/g, (c) => entities[c]);
+  return text
+    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "�")
+    .replace(/[&<>"']/g, (c) => entities[c]);
 }
 
 const measuring = typeof document === "undefined" ? null : document.createElement("canvas").getContext("2d");
