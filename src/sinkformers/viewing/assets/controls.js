@@ -94,6 +94,6 @@ function noteOn(head, settings, result) {
   if (settings.nIters === Infinity)
     return "The limit was not reached: the column sums are still on their way, or have no limit.";
   if (settings.nIters % 2 === 0)
-    return "The last step normalised columns: rows come closer to 1 with each further pair of steps.";
-  return "The last step normalised rows: columns come closer to even shares with each further pair of steps.";
+    return "Columns have their sums. Rows come closer to 1 with each further pair of steps.";
+  return "Rows sum to 1. Columns come closer to even shares with each further pair of steps.";
 }

@@ -105,7 +105,7 @@ function drawLabels(surface, place, head, colours, at) {
   const { map, cellWidth, cellHeight, rowLabels, columnLabels } = place;
   const every = (cell) => Math.max(1, Math.ceil((SIZE + 1) / cell));
   const style = (isFocus) => ({ size: SIZE, fill: isFocus ? colours.even : colours.ink, bold: isFocus });
-  const room = (k, at, step) => at < 0 || k === at || Math.abs(k - at) >= step; // for the label in focus
+  const room = (k, focused, step) => focused < 0 || k === focused || Math.abs(k - focused) >= step; // for the label in focus
   head.rows.forEach((id, i) => {
     const step = every(cellHeight);
     if (i !== at.row && (i % step || !room(i, at.row, step))) return;

@@ -112,7 +112,6 @@ export function svgSurface(width, height, title) {
 // Text for XML 1.0, in which some characters cannot be written at all.
 export function escapeXml(text) {
   const entities = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
-  // eslint-disable-next-line no-control-regex
   return text
     .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "�")
     .replace(/[&<>"']/g, (c) => entities[c]);
