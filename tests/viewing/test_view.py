@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from sinkformers.viewing import page
 from sinkformers.viewing.collect import collect
 from tests.viewing import javascript
 
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "assets" / "attention.html"
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<!--",
@@ -287,6 +289,14 @@ def test_two_models_side_by_side():
         first.beside(view_attention(encoder(), x))
     with pytest.raises(ValueError, match="two models at most"):
         both.beside(first)
+
+
+@pytest.mark.skipif(not DOCUMENTED.exists(), reason="the page is in the repository, not in the source distribution")
+def test_the_page_in_the_documentation_is_up_to_date():
+    """docs/viewer.md has the command that writes it."""
+    html = DOCUMENTED.read_text(encoding="utf-8")
+    assert page.bundle() in html
+    assert (javascript.ASSETS / "style.css").read_text(encoding="utf-8") in html
 
 
 def test_names_of_all_scripts_differ():

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sinkformers.viewing.codes import Codes, encode
-from sinkformers.viewing.collect import Head, Layer
+from sinkformers.viewing.recorder import Head, Layer
 
 if TYPE_CHECKING:
     from sinkformers.viewing.view import AttentionView, ShownModel

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sinkformers.viewing.collect import CALLER, Layer, collect
+from sinkformers.viewing.collect import collect
 from sinkformers.viewing.page import page
+from sinkformers.viewing.recorder import CALLER, Layer
 from sinkformers.viewing.subject import check_tokens, image_subject, patch_names, points_subject
 
 

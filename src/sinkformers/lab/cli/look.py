@@ -73,18 +73,16 @@ def _view(
             refuse(f"{file} is no file; name an existing one.")
     if is_run:
         need("trained runs", ("accelerate", "safetensors"), "experiments")
-        from sinkformers.lab.inference.looking import view_run
-
-        build: Any = lambda: view_run(Path(name), text=text, image=image, mesh=mesh, **options)  # noqa: E731
     else:
         need("pretrained models", ("transformers",), "hf")
         if mesh is not None:
             refuse("--mesh is for --run; a pretrained model takes --text or --image.")
-        from sinkformers.lab.inference.looking import view_pretrained
+    from sinkformers.lab.inference.looking import view_pretrained, view_run
 
-        build = lambda: view_pretrained(name, text=text, image=image, n_iters=n_iters, **options)  # noqa: E731
     try:
-        return build()
+        if is_run:
+            return view_run(Path(name), text=text, image=image, mesh=mesh, **options)
+        return view_pretrained(name, text=text, image=image, n_iters=n_iters, **options)
     except (ValueError, TypeError, NotImplementedError) as error:
         refuse(f"{name} cannot be shown: {error}")
 

@@ -17,7 +17,11 @@ export function makeControls(panel, change) {
   const taus = slider({ min: 0, max: 1, step: 0.01, class: "tau", "aria-label": "tau" });
   const [count, tau] = [element("output"), element("output")];
   const play = element("button", { type: "button", class: "play" }, "▶ Play");
-  const own = element("button", { type: "button", class: "own", title: "The settings of the model" }, "As in the model");
+  const own = element(
+    "button",
+    { type: "button", class: "own", title: "The settings of the model" },
+    "As in the model",
+  );
   const note = element("p", { class: "note", role: "status" });
   let timer = null;
 
@@ -29,7 +33,10 @@ export function makeControls(panel, change) {
   function step() {
     const place = Number(counts.value);
     if (!play.isConnected || place > MOST_ITERATIONS) return stop();
-    return change({ nIters: toIterations(place < 7 ? place + 1 : Math.min(MOST_ITERATIONS + 1, place + 4)), tau: panel.tau });
+    return change({
+      nIters: toIterations(place < 7 ? place + 1 : Math.min(MOST_ITERATIONS + 1, place + 4)),
+      tau: panel.tau,
+    });
   }
   counts.addEventListener("input", () => {
     stop();
@@ -60,7 +67,7 @@ export function makeControls(panel, change) {
     own.disabled = panel.nIters === null && panel.tau === null;
     note.textContent = noteOn(head, settings, result);
   }
-  const element_ = element(
+  const box = element(
     "div",
     { class: "controls" },
     element("label", {}, name("Normalisations ", "n_iters"), counts, count),
@@ -68,18 +75,25 @@ export function makeControls(panel, change) {
     element("div", { class: "buttons" }, play, own),
     note,
   );
-  return { element: element_, update };
+  return { element: box, update };
 }
 
 function noteOn(head, settings, result) {
-  if (head.definition === "fixed") return "This layer normalises in a way of its own: its weights are shown as they are.";
+  if (head.definition === "fixed")
+    return "This layer normalises in a way of its own: its weights are shown as they are.";
   if (head.definition === "streaming" && settings.nIters !== result.nIters) {
     return `Rows are normalised in order here, with an odd number of normalisations: ${result.nIters} are made.`;
   }
   if (settings.nIters === 1) return "SoftMax: each row sums to 1, and a column to whatever it collects.";
   if (settings.tau === 0) return "With tau 0 columns are not normalised: this is SoftMax.";
-  if (head.definition === "streaming") return "Rows are normalised in order: each query divides out what the keys have received so far.";
-  if (settings.nIters === Infinity) return "The limit: rows and columns have their sums.";
-  if (settings.nIters % 2 === 0) return "The last step normalised columns: they have their sums, and rows nearly.";
-  return "The last step normalised rows: they sum to 1, and columns nearly to theirs.";
+  if (head.definition === "streaming")
+    return "Rows are normalised in order: each query divides out what the keys have received so far.";
+  if (settings.nIters === Infinity && settings.tau < 1)
+    return "The limit: columns are drawn to even shares, but not forced.";
+  if (settings.nIters === Infinity && result.converged) return "The limit: rows and columns both have their sums.";
+  if (settings.nIters === Infinity)
+    return "The limit was not reached: the column sums are still on their way, or have no limit.";
+  if (settings.nIters % 2 === 0)
+    return "Columns have their sums. Rows come closer to 1 with each further pair of steps.";
+  return "Rows sum to 1. Columns come closer to even shares with each further pair of steps.";
 }

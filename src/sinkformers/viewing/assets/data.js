@@ -8,7 +8,10 @@ export function readData(source) {
     ...model,
     layers: model.layers.map((layer) => readLayer(layer, bytes, data.bits)),
   }));
-  const step = Math.max(0, ...models.flatMap((model) => model.layers.flatMap((layer) => layer.heads.map((h) => h.step))));
+  const step = Math.max(
+    0,
+    ...models.flatMap((model) => model.layers.flatMap((layer) => layer.heads.map((h) => h.step))),
+  );
   return { ...data, models, rounding: step / 2 };
 }
 
@@ -27,7 +30,15 @@ function readLayer(layer, bytes, bits) {
     const own = { nIters: head.n_iters === "inf" ? Infinity : head.n_iters, tau: head.tau };
     let scores = null;
     const decoded = () => (scores ??= decodeScores(bytes, head, n * m, bits));
-    return { ...common, layer: layer.number, number: head.number, step: head.step, uneven: head.uneven, own, scores: decoded };
+    return {
+      ...common,
+      layer: layer.number,
+      number: head.number,
+      step: head.step,
+      uneven: head.uneven,
+      own,
+      scores: decoded,
+    };
   });
   return { ...layer, heads };
 }

@@ -18,7 +18,9 @@ export const isolated = (text) => element("bdi", {}, text);
 
 export function table(caption, header, rows) {
   const cell = (tag) => (content) => element(tag, tag === "th" ? { scope: "col" } : {}, content);
-  const body = rows.map((cells) => element("tr", {}, ...cells.map((content, k) => (k ? cell("td")(content) : rowHead(content)))));
+  const body = rows.map((cells) =>
+    element("tr", {}, ...cells.map((content, k) => (k ? cell("td")(content) : rowHead(content)))),
+  );
   return element(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },

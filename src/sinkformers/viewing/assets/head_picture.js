@@ -37,9 +37,13 @@ export function drawHead(surface, place, { head, result, softmax, settings }, { 
     surface.text(`${title} · ${settingsLabel(head, settings)}`, 8, 14, { size: 12, fill: colours.ink, bold: true });
   }
   const { map } = place;
-  surface.cells(map.x, map.y, map.width, map.height, head.n, head.m, (i, j) =>
-    scores[i * head.m + j] === -Infinity ? colours.masked : shade(colours, share(result.weights[i * head.m + j])),
-  );
+  const colour = (i, j) => {
+    const k = i * head.m + j;
+    return scores[k] === -Infinity ? colours.masked : shade(colours, share(result.weights[k]));
+  };
+  // The image of the cells is kept with the result, and drawn again when the pointer moves.
+  const cache = { images: (result.images ??= {}), key: `${colours.name} ${root} ${strongest}` };
+  surface.cells(map.x, map.y, map.width, map.height, head.n, head.m, colour, cache);
   surface.rect(map.x - 0.5, map.y - 0.5, map.width + 1, map.height + 1, { stroke: colours.rule });
   const at = { row: head.rows.indexOf(focus?.query ?? -1), column: head.columns.indexOf(focus?.key ?? -1) };
   drawSums(surface, place, head, result, softmax, colours, at);
@@ -101,7 +105,7 @@ function drawLabels(surface, place, head, colours, at) {
   const { map, cellWidth, cellHeight, rowLabels, columnLabels } = place;
   const every = (cell) => Math.max(1, Math.ceil((SIZE + 1) / cell));
   const style = (isFocus) => ({ size: SIZE, fill: isFocus ? colours.even : colours.ink, bold: isFocus });
-  const room = (k, at, step) => at < 0 || k === at || Math.abs(k - at) >= step; // for the label in focus
+  const room = (k, focused, step) => focused < 0 || k === focused || Math.abs(k - focused) >= step; // for the label in focus
   head.rows.forEach((id, i) => {
     const step = every(cellHeight);
     if (i !== at.row && (i % step || !room(i, at.row, step))) return;

@@ -21,7 +21,13 @@ export function makeImage(state, count) {
     height: Math.round(height * scale),
     "aria-label": "The image and its patches: point at one, or use the arrow keys",
   });
-  const plain = element("canvas", { class: "image", width: canvas.width, height: canvas.height, role: "img", "aria-label": "The image" });
+  const plain = element("canvas", {
+    class: "image",
+    width: canvas.width,
+    height: canvas.height,
+    role: "img",
+    "aria-label": "The image",
+  });
   const extra = first > 0 ? makeSentence(state, [...Array(first).keys()], count) : null;
   const cell = { width: canvas.width / columns, height: canvas.height / rows };
 
@@ -65,14 +71,25 @@ export function makeImage(state, count) {
       context.fillRect(x, y, cell.width + 0.3, cell.height + 0.3);
     }
     context.globalAlpha = 1;
-    if (focus !== null && focus >= first) for (const each of [plain, canvas]) outline(each.getContext("2d"), focus - first, colours);
+    if (focus !== null && focus >= first)
+      for (const each of [plain, canvas]) outline(each.getContext("2d"), focus - first, colours);
   }
   function outline(context, k, colours) {
     context.strokeStyle = colours.even;
     context.lineWidth = 3;
-    context.strokeRect((k % columns) * cell.width + 1, Math.floor(k / columns) * cell.height + 1, cell.width - 2, cell.height - 2);
+    context.strokeRect(
+      (k % columns) * cell.width + 1,
+      Math.floor(k / columns) * cell.height + 1,
+      cell.width - 2,
+      cell.height - 2,
+    );
   }
-  const parts = element("div", {}, element("div", { class: "pictures" }, plain, canvas), ...(extra ? [extra.line] : []));
+  const parts = element(
+    "div",
+    {},
+    element("div", { class: "pictures" }, plain, canvas),
+    ...(extra ? [extra.line] : []),
+  );
   return { line: parts, draw };
 }
 

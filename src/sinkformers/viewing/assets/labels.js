@@ -2,7 +2,6 @@
 
 const LONGEST_LABEL = 14; // characters
 // Control characters, and those that change the direction of what follows.
-// eslint-disable-next-line no-control-regex
 const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/gu;
 const NAMED = { "\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣" };
 

@@ -16,7 +16,9 @@ function start() {
   setFromAddress(state);
   setCompare(state, byId("compare"));
   byId("root").checked = state.look.root;
-  byId("root").addEventListener("change", (event) => state.change({ look: { ...state.look, root: event.target.checked } }));
+  byId("root").addEventListener("change", (event) =>
+    state.change({ look: { ...state.look, root: event.target.checked } }),
+  );
 
   function build() {
     built.splice(0, built.length, ...state.panels.map((panel) => makePanel(state, panel)));
@@ -86,7 +88,7 @@ function withSoftmax({ panels: [panel], place }) {
   return [newPanel(panel.model, 1, 1), panel];
 }
 
-// What an address may say after #, such as #layer=2&head=5&n=3&tau=0.5&compare&theme=dark.
+// What an address may say after #, such as #layer=2&head=5&n=3&tau=0.5&compare&theme=dark, or &embed inside another page.
 function setFromAddress(state) {
   const asked = new URLSearchParams(window.location.hash.slice(1));
   const number = (name) => (asked.has(name) ? Number(asked.get(name)) : null);
@@ -97,6 +99,7 @@ function setFromAddress(state) {
   if (n === Infinity || (Number.isInteger(n) && n >= 1)) panel.nIters = n;
   if (tau !== null && tau >= 0 && tau <= 1) panel.tau = tau;
   if (asked.has("compare") && state.data.models.length === 1) state.panels = withSoftmax(state);
+  document.documentElement.toggleAttribute("data-embedded", asked.has("embed"));
   if (["light", "dark"].includes(asked.get("theme"))) state.setTheme(asked.get("theme"));
 }
 
@@ -115,7 +118,9 @@ function facts(data) {
       `The page holds the scores in ${bits} bits, each off by ${decimal(rounding)} at most, and computes the weights from them. `,
       "The sliders change the normalisation of these scores. A model that runs with other settings has other scores in later layers.",
     ),
-    ...(notes.length ? [element("details", {}, element("summary", {}, "Attention that is not shown"), element("ul", {}, ...notes))] : []),
+    ...(notes.length
+      ? [element("details", {}, element("summary", {}, "Attention that is not shown"), element("ul", {}, ...notes))]
+      : []),
   ];
 }
 

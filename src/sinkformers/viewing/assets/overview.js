@@ -21,15 +21,28 @@ export function makeOverview(state, panel) {
     role: "group",
     "aria-label": "All heads: choose one with the arrow keys",
   });
-  grid.append(element("span", { class: "corner" }, "head"), ...numbers.map((n) => element("span", { class: "axis" }, `${n}`)));
+  grid.append(
+    element("span", { class: "corner" }, "head"),
+    ...numbers.map((n) => element("span", { class: "axis" }, `${n}`)),
+  );
   for (const layer of panel.model.layers) {
-    grid.append(element("span", { class: "axis", title: layer.name }, layer === panel.model.layers[0] ? `layer ${layer.number}` : `${layer.number}`));
+    grid.append(
+      element(
+        "span",
+        { class: "axis", title: layer.name },
+        layer === panel.model.layers[0] ? `layer ${layer.number}` : `${layer.number}`,
+      ),
+    );
     for (const number of numbers) {
       const head = layer.heads.find((each) => each.number === number);
       grid.append(head ? makeCell(head) : element("span"));
     }
   }
-  arrowKeys(grid, () => numbers.length, (button) => button.click());
+  arrowKeys(
+    grid,
+    () => numbers.length,
+    (button) => button.click(),
+  );
 
   function makeCell(head) {
     const canvas = element("canvas", { width: DOTS, height: DOTS, "aria-hidden": "true" });

@@ -33,7 +33,15 @@ export function makePanel(state, panel) {
   const buttons = ["png", "svg"].map((kind) =>
     element("button", { type: "button", class: kind, onclick: save(kind) }, `Save ${kind.toUpperCase()}`),
   );
-  const main = element("figure", { class: "one" }, figures, canvas, said, element("div", { class: "buttons" }, ...buttons), behind.details);
+  const main = element(
+    "figure",
+    { class: "one" },
+    figures,
+    canvas,
+    said,
+    element("div", { class: "buttons" }, ...buttons),
+    behind.details,
+  );
   const missing = element("p", { class: "note" }, "This head is not on the page.");
   const body = element(
     "div",
@@ -41,7 +49,14 @@ export function makePanel(state, panel) {
     main,
     element("div", { class: "side" }, subject.figure, ...(overview.isSingle ? [] : [overview.figure]), listed),
   );
-  const section = element("section", { class: "panel" }, element("header", {}, heading, where), controls.element, missing, body);
+  const section = element(
+    "section",
+    { class: "panel" },
+    element("header", {}, heading, where),
+    controls.element,
+    missing,
+    body,
+  );
   let place = null;
   addPointing(canvas, state, () => ({ place, head: shownIn(panel, state.place)?.head }));
 
@@ -91,17 +106,28 @@ function makeSubject(state, panel) {
   const made = make[subject?.kind]?.() ?? makeSentence(state, [...Array(count).keys()], count);
   const caption = element("span");
   const choices = [false, true].map((from) =>
-    element("button", { type: "button", onclick: () => state.change({ look: { ...state.look, from } }) }, from ? "looked at by" : "looks at"),
+    element(
+      "button",
+      { type: "button", onclick: () => state.change({ look: { ...state.look, from } }) },
+      from ? "looked at by" : "looks at",
+    ),
   );
   const figure = element(
     "figure",
     { class: "subject" },
-    element("figcaption", {}, caption, element("span", { class: "choice", role: "group", "aria-label": "Colour by" }, ...choices)),
+    element(
+      "figcaption",
+      {},
+      caption,
+      element("span", { class: "choice", role: "group", "aria-label": "Colour by" }, ...choices),
+    ),
     made.line,
   );
   function draw(shown, colours) {
     caption.textContent = onTokens(state, shown, count).caption;
-    choices.forEach((choice, k) => choice.setAttribute("aria-pressed", String(Boolean(state.look.from) === Boolean(k))));
+    choices.forEach((choice, k) =>
+      choice.setAttribute("aria-pressed", String(Boolean(state.look.from) === Boolean(k))),
+    );
     made.draw(shown, colours);
   }
   return { figure, draw };
@@ -129,8 +155,12 @@ function addPointing(canvas, state, current) {
     if (!steps[event.key]) return undefined;
     event.preventDefault();
     const [down, across] = steps[event.key];
-    const moved = (ids, id, by) => ids[Math.min(ids.length - 1, Math.max(0, ids.indexOf(id ?? -1) + (id === null ? 1 : by)))];
-    const focus = { query: moved(head.rows, state.focus.query, down), key: moved(head.columns, state.focus.key, across) };
+    const moved = (ids, id, by) =>
+      ids[Math.min(ids.length - 1, Math.max(0, ids.indexOf(id ?? -1) + (id === null ? 1 : by)))];
+    const focus = {
+      query: moved(head.rows, state.focus.query, down),
+      key: moved(head.columns, state.focus.key, across),
+    };
     return state.change({ focus });
   });
 }

@@ -26,7 +26,12 @@ export function makePoints(state) {
     const [up, away] = [Math.cos(tilt), Math.sin(tilt)];
     projected = places.map(([x, y, z], id) => {
       const [across, deep] = [cos * x - sin * y, sin * x + cos * y];
-      return { id, x: SIDE * (0.5 + 0.47 * across), y: SIDE * (0.5 - 0.47 * (up * z + away * deep)), depth: up * deep - away * z };
+      return {
+        id,
+        x: SIDE * (0.5 + 0.47 * across),
+        y: SIDE * (0.5 - 0.47 * (up * z + away * deep)),
+        depth: up * deep - away * z,
+      };
     });
     projected.sort((a, b) => b.depth - a.depth);
   }

@@ -11,7 +11,14 @@ export function makeSentence(state, ids, count) {
     const point = () => pointAt(state, id);
     const leave = () => pointAt(state, null);
     const pin = () => state.change({ pinned: !state.pinned, focus: { query: id, key: id } });
-    const options = { type: "button", class: "token", onpointerenter: point, onpointerleave: leave, onfocus: point, onclick: pin };
+    const options = {
+      type: "button",
+      class: "token",
+      onpointerenter: point,
+      onpointerleave: leave,
+      onfocus: point,
+      onclick: pin,
+    };
     return element("button", options, isolated(labels.short(id)));
   });
   const line = element("p", { class: "sentence", role: "group", "aria-label": "Tokens" }, ...chips);

@@ -42,7 +42,8 @@ export function shownIn(panel, place) {
   if (!head) return null;
   const settings = settingsOf(panel, head);
   const last = panel.shown;
-  if (last?.head === head && last.settings.nIters === settings.nIters && last.settings.tau === settings.tau) return last;
+  if (last?.head === head && last.settings.nIters === settings.nIters && last.settings.tau === settings.tau)
+    return last;
   const result = attention(head, settings);
   const softmax = last?.head === head ? last.softmax : attention(head, { nIters: 1, tau: 1 });
   panel.shown = { head, settings, result, softmax };

@@ -15,17 +15,30 @@ export function onTokens(state, shown, count) {
     return by(head.rows, column(result.weights, head.n, head.m, j), caption, focus.key);
   }
   if (!look.from && i >= 0 && head.shape[1] === count) {
-    return by(head.columns, row(result.weights, head.m, i), `where “${rowLabels.short(focus.query)}” looks`, focus.query);
+    return by(
+      head.columns,
+      row(result.weights, head.m, i),
+      `where “${rowLabels.short(focus.query)}” looks`,
+      focus.query,
+    );
   }
   if (head.shape[1] === count) {
-    return { ...by(head.columns, result.sums, "what each token receives (column sums)", null), most: mostReceived(shown) };
+    return {
+      ...by(head.columns, result.sums, "what each token receives (column sums)", null),
+      most: mostReceived(shown),
+    };
   }
   return { values: new Map(), most: 1, caption: "this layer attends to other tokens", focus: null };
 }
 
 function by(ids, values, caption, focus) {
   const found = new Map(ids.map((id, place) => [id, values[place]]));
-  return { values: found, most: Math.max(...[...found.values()].filter((value) => !Number.isNaN(value)), 1e-12), caption, focus };
+  return {
+    values: found,
+    most: Math.max(...[...found.values()].filter((value) => !Number.isNaN(value)), 1e-12),
+    caption,
+    focus,
+  };
 }
 
 // Point at a token as query and as key, or stop.

@@ -47,9 +47,10 @@ export function canvasSurface(canvas, width, height, density) {
       context.fillText(text, 0, 0);
       context.restore();
     },
-    cells(x, y, w, h, n, m, colour) {
+    cells(x, y, w, h, n, m, colour, { images, key }) {
       context.imageSmoothingEnabled = false;
-      context.drawImage(cellImage(n, m, colour), x, y, w, h);
+      if (images.key !== key) Object.assign(images, { key, image: cellImage(n, m, colour) });
+      context.drawImage(images.image, x, y, w, h);
     },
   };
 }
@@ -111,8 +112,9 @@ export function svgSurface(width, height, title) {
 // Text for XML 1.0, in which some characters cannot be written at all.
 export function escapeXml(text) {
   const entities = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
-  // eslint-disable-next-line no-control-regex
-  return text.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "�").replace(/[&<>"']/g, (c) => entities[c]);
+  return text
+    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "�")
+    .replace(/[&<>"']/g, (c) => entities[c]);
 }
 
 const measuring = typeof document === "undefined" ? null : document.createElement("canvas").getContext("2d");
