@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from sinkformers.modules import MultiheadAttention, Sinkhorn
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ConvergenceWarning",
