@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sinkformers.modules import MultiheadAttention, Sinkhorn
     from sinkformers.viewing import AttentionView, view_attention
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AttentionView",
