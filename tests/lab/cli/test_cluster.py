@@ -130,6 +130,7 @@ def test_a_run_that_fails_is_named_with_its_last_words(tmp_path):
     assert last.startswith("sinkformers: 1 of 1 runs are not finished, and their jobs have ended. The same command")
 
 
+@pytest.mark.slow
 def test_a_preempted_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path):
     command = [sys.executable, "-m", "sinkformers.lab.cli", *SMOKE, "--arms", "n-3"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
