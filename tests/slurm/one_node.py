@@ -155,8 +155,9 @@ def _wait_until_idle(environment: dict[str, str], daemons: Sequence[subprocess.P
 
 def _end_jobs(environment: dict[str, str]) -> None:
     """Cancel every job, and wait until the node has no process of them."""
-    subprocess.run(["scancel", "--partition=low,grace,high", "--user", getpass.getuser()], env=environment, check=False)
-    deadline = time.monotonic() + 30
+    for options in (["--full", "--signal=KILL"], []):
+        subprocess.run(["scancel", *options, f"--user={getpass.getuser()}"], env=environment, check=False)
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         left = subprocess.run(["squeue", "--noheader"], env=environment, capture_output=True, text=True).stdout
         if not left.strip():

@@ -173,8 +173,7 @@ def test_a_run_in_the_queue_is_not_submitted_again(call, tmp_path):
     ("options", "sentence"),
     [
         (["--partition", "absent"], "Slurm refuses the jobs: invalid partition specified: absent; Batch job"),
-        (["--gpus", "1"], "Slurm refuses the jobs: Batch job submission failed: "),
-        (["--cpus", "100"], "Slurm refuses the jobs: Batch job submission failed: "),
+        (["--gpus", "1"], "Slurm refuses the jobs: Invalid generic resource (gres) specification. sinfo shows"),
         (["--time", "2-0"], "--time 2-0 is 48 h, and the partition allows 1 h. Ask for less: a run that needs longer"),
     ],
 )
