@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def _tokens(rows: int = N, columns: int = M) -> tuple[Tensor, ...]:
     return tuple(torch.randn(2, 3, size, WIDTH, generator=generator, dtype=torch.float64) for size in sizes)
 
 
-def _masks(query: Tensor, key: Tensor) -> dict[str, Tensor]:
+def _masks(query: Tensor, key: Tensor) -> dict[str, Any]:
     """Padding: the second sequence is shorter."""
     sizes = {"query_mask": query.shape[-2], "key_mask": key.shape[-2]}
     lengths = {name: torch.tensor([[size], [size - 13]], device=query.device) for name, size in sizes.items()}
