@@ -67,21 +67,15 @@ def time_case(device: torch.device, shape: Shape, dtype: torch.dtype, seconds: f
         for n_iters in N_ITERS:
             rows[backend, n_iters] = _call(sinkhorn_attention, tokens, n_iters=n_iters, backend=backend)
     reasons = {row: reason for row, call in rows.items() if (reason := _warm_up(call, tokens, device))}
-    calls = {_key(row): call for row, call in rows.items() if row not in reasons}
+    calls = {row: call for row, call in rows.items() if row not in reasons}
     times = {row: [sum(each) for each in found] for row, found in time_in_turn(calls, tokens, device, seconds).items()}
     found = []
     for row in rows:
-        timed = Timed(device, shape, dtype, *row)
-        if row in reasons:
-            found.append(timed._replace(reason=reasons[row]))
-        else:
-            sdpa = times.get(_key((SDPA, None)), times[_key(row)])
-            found.append(timed._replace(seconds=tuple(times[_key(row)]), sdpa=tuple(sdpa)))
+        timed = Timed(device, shape, dtype, *row, reason=reasons.get(row, ""))
+        if row in times:
+            timed = timed._replace(seconds=tuple(times[row]), sdpa=tuple(times.get((SDPA, None), times[row])))
+        found.append(timed)
     return found
-
-
-def _key(row: tuple[str, int | None]) -> str:
-    return f"{row[0]} {row[1]}"
 
 
 def _call(function: Callable[..., Tensor], tokens: list[Tensor], **options: object) -> Call:
