@@ -129,7 +129,7 @@ def compare(problem: Problem, backend: str, dtype: torch.dtype, device: torch.de
             warnings.simplefilter("ignore")  # of a limit that half precision does not reach
             got = _outcome(problem, inputs, backend, problem.n_iters)
     except NotImplementedError as error:
-        return found._replace(cannot=_reason(error))
+        return found._replace(cannot=reason_of(error))
     except Exception as error:
         return found._replace(raised=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}")
     exact = _exact(problem, dtype)
@@ -166,6 +166,7 @@ def _largest(sizes: list[float]) -> float:
     return math.nan if any(math.isnan(size) for size in sizes) else max(sizes)
 
 
-def _reason(error: NotImplementedError) -> str:
+def reason_of(error: NotImplementedError) -> str:
+    """Why a backend cannot serve a call, from the error of calling it by name."""
     text = str(error).partition("cannot serve this call: ")[2] or str(error)
     return text.partition('. backend="torch"')[0]
