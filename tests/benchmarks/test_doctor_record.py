@@ -24,6 +24,8 @@ TIMED = [
     Timed(CPU, Shape(16, 512), F32, "sdpa", None, (2.0, 2.0, 2.0), (2.0, 2.0, 2.0)),
     Timed(CPU, Shape(16, 512), F32, "torch", 3, (3.0, 4.0, 5.0), (2.0, 2.0, 2.0)),
     Timed(CPU, Shape(16, 512), F32, "triton", 3, reason="it is for GPUs"),
+    Timed(CPU, Shape(9, 99), F32, "sdpa", None, reason="it raised OutOfMemoryError"),
+    Timed(CPU, Shape(9, 99), F32, "torch", 3, (3.0, 4.0, 5.0)),
 ]
 
 
@@ -37,7 +39,19 @@ def test_it_is_read_as_it_was_written(folder):
     found = records.read(folder)
     assert len(found) == len(FINDINGS) + len(TIMED)
     states = [measurement.status for _, measurement in found]
-    assert states == ["measured", "refused", "left out", "failed", "measured", "timed", "timed", "left out"]
+    assert states == [
+        "measured",
+        "refused",
+        "left out",
+        "failed",
+        "measured",
+        "timed",
+        "timed",
+        "left out",
+        "left out",
+        "timed",
+    ]
+    assert found[-1][1].ratio is None
     run, measurement = found[6]
     assert measurement.ratio.median == 2.0
     assert measurement.seconds.median == 4.0

@@ -51,11 +51,11 @@ Toy = toy_of(Torch)
 
 @pytest.fixture
 def install(monkeypatch):
-    """Put a backend in front of a table, which has seen no check yet."""
+    """Put a backend in front of a table, which has no compiled kernels and has seen no check yet."""
     monkeypatch.setattr(backend_module, "_WARNED", set())
 
     def put(toy, table=attend.BACKENDS):
-        others = {name: other for name, other in table.by_name.items() if name != toy.name}
+        others = {name: other for name, other in table.by_name.items() if name not in (toy.name, "native")}
         monkeypatch.setattr(table, "by_name", {toy.name: toy, **others})
         monkeypatch.setattr(table, "checks", SelfChecks())
         return toy
@@ -206,8 +206,7 @@ def test_a_check_does_not_check(install):
 
     toy = install(Toy(change))
     assert served_by(tokens())[0] == "toy"
-    assert inner == [served_by(tokens(), backend="auto")[0].replace("toy", inner[0])]
-    assert inner[0] != "toy"
+    assert inner == ["torch"]
     assert len(toy.sizes) == 1
     assert served_by(tokens(width=3))[0] == "toy"
 
@@ -389,7 +388,7 @@ def test_causal_calls_of_every_kind(install, options, dtype):
 def test_a_kind_without_a_small_call_is_not_trusted(install):
     class Large(Toy):
         def kind(self, call):
-            return call.query.shape[-2] > 2000
+            return call.query.shape[-2] * call.key.shape[-2] > 4e6
 
     toy = install(Large())
     query = torch.randn(1, 1, 2001, 8)

@@ -1,5 +1,6 @@
 """`tune`: time the backends for a shape on this device, and let `auto` take the winner."""
 
+import math
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -112,10 +113,11 @@ def tune(
     found = None if file is None else _from_entry(find_entry(file, device, shape), shape, device)
     if found is None or not contest.install(found.backend, found.choice):
         candidates = contest.measure(seconds)
-        if not any(each.seconds for each in candidates):
+        timed = [each for each in candidates if each.seconds is not None]
+        if not timed:
             reasons = "; ".join(f"{each.label}: {each.reason}" for each in candidates)
             raise RuntimeError(f"{CALLER}: no backend could be timed. {reasons}.")
-        best = min((each for each in candidates if each.seconds), key=lambda each: each.seconds.together)
+        best = min(timed, key=lambda each: each.seconds.together if each.seconds else math.inf)
         contest.install(best.backend, best.choice)
         found = Tuning(best.backend, best.choice, candidates, shape, device, False)
         if file is not None:
@@ -181,9 +183,9 @@ class _Contest:
         if reason is not None:
             return reason, {}
         try:
-            for _ in range(2):  # the first call compiles what is to be compiled
-                torch.default_generator.manual_seed(0)  # dropout has its seeds from the CPU
-                outcome = _outcome(call, inputs)
+            call()  # compiles what is to be compiled
+            torch.default_generator.manual_seed(0)  # dropout has its seeds from the CPU
+            outcome = _outcome(call, inputs)
         except Exception as error:
             return f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}", {}
         allowed = self._tolerance()

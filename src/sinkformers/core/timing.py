@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class Seconds(NamedTuple):
 
 
 Call = Callable[[], Tensor]
+Name = TypeVar("Name")
 
 
 def synchronize(device: torch.device) -> None:
@@ -45,13 +46,13 @@ def time_once(call: Call, inputs: Sequence[Tensor], device: torch.device) -> tup
 
 
 def time_in_turn(
-    calls: Mapping[str, Call], inputs: Sequence[Tensor], device: torch.device, seconds: float
-) -> dict[str, list[tuple[float, float]]]:
+    calls: Mapping[Name, Call], inputs: Sequence[Tensor], device: torch.device, seconds: float
+) -> dict[Name, list[tuple[float, float]]]:
     """The seconds of both passes of each call by round, for about so many seconds in all.
 
     Each call must have been warmed up. There are three rounds at least.
     """
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    times: dict[Name, list[tuple[float, float]]] = {name: [] for name in calls}
     end, rounds = time.perf_counter() + seconds, 0
     while calls and (rounds < FEWEST or (time.perf_counter() < end and rounds < MOST)):
         for name, call in calls.items():

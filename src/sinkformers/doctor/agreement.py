@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def _tokens(rows: int = N, columns: int = M) -> tuple[Tensor, ...]:
     return tuple(torch.randn(2, 3, size, WIDTH, generator=generator, dtype=torch.float64) for size in sizes)
 
 
-def _masks(query: Tensor, key: Tensor) -> dict[str, Tensor]:
+def _masks(query: Tensor, key: Tensor) -> dict[str, Any]:
     """Padding: the second sequence is shorter."""
     sizes = {"query_mask": query.shape[-2], "key_mask": key.shape[-2]}
     lengths = {name: torch.tensor([[size], [size - 13]], device=query.device) for name, size in sizes.items()}
@@ -129,7 +129,7 @@ def compare(problem: Problem, backend: str, dtype: torch.dtype, device: torch.de
             warnings.simplefilter("ignore")  # of a limit that half precision does not reach
             got = _outcome(problem, inputs, backend, problem.n_iters)
     except NotImplementedError as error:
-        return found._replace(cannot=_reason(error))
+        return found._replace(cannot=reason_of(error))
     except Exception as error:
         return found._replace(raised=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}")
     exact = _exact(problem, dtype)
@@ -166,6 +166,7 @@ def _largest(sizes: list[float]) -> float:
     return math.nan if any(math.isnan(size) for size in sizes) else max(sizes)
 
 
-def _reason(error: NotImplementedError) -> str:
+def reason_of(error: NotImplementedError) -> str:
+    """Why a backend cannot serve a call, from the error of calling it by name."""
     text = str(error).partition("cannot serve this call: ")[2] or str(error)
     return text.partition('. backend="torch"')[0]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sinkformers.attention import sinkhorn_attention
 from sinkformers.core.timing import Call, time_in_turn, time_once
+from sinkformers.doctor.agreement import reason_of
 
 D = 64
 N_ITERS = (3, 21)
@@ -39,7 +40,8 @@ class Timed(NamedTuple):
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        return tuple(own / base for own, base in zip(self.seconds, self.sdpa, strict=True))
+        """Round by round; none where SDPA has no times."""
+        return tuple(own / base for own, base in zip(self.seconds, self.sdpa, strict=bool(self.sdpa)))
 
 
 def cases(device: torch.device) -> list[tuple[Shape, torch.dtype]]:
@@ -67,21 +69,15 @@ def time_case(device: torch.device, shape: Shape, dtype: torch.dtype, seconds: f
         for n_iters in N_ITERS:
             rows[backend, n_iters] = _call(sinkhorn_attention, tokens, n_iters=n_iters, backend=backend)
     reasons = {row: reason for row, call in rows.items() if (reason := _warm_up(call, tokens, device))}
-    calls = {_key(row): call for row, call in rows.items() if row not in reasons}
+    calls = {row: call for row, call in rows.items() if row not in reasons}
     times = {row: [sum(each) for each in found] for row, found in time_in_turn(calls, tokens, device, seconds).items()}
     found = []
     for row in rows:
-        timed = Timed(device, shape, dtype, *row)
-        if row in reasons:
-            found.append(timed._replace(reason=reasons[row]))
-        else:
-            sdpa = times.get(_key((SDPA, None)), times[_key(row)])
-            found.append(timed._replace(seconds=tuple(times[_key(row)]), sdpa=tuple(sdpa)))
+        timed = Timed(device, shape, dtype, *row, reason=reasons.get(row, ""))
+        if row in times:
+            timed = timed._replace(seconds=tuple(times[row]), sdpa=tuple(times.get((SDPA, None), ())))
+        found.append(timed)
     return found
-
-
-def _key(row: tuple[str, int | None]) -> str:
-    return f"{row[0]} {row[1]}"
 
 
 def _call(function: Callable[..., Tensor], tokens: list[Tensor], **options: object) -> Call:
@@ -98,7 +94,7 @@ def _warm_up(call: Call, tokens: list[Tensor], device: torch.device) -> str:
         for _ in range(2):
             time_once(call, tokens, device)
     except NotImplementedError as error:
-        return str(error).partition("cannot serve this call: ")[2].partition('. backend="torch"')[0] or str(error)
+        return reason_of(error)
     except Exception as error:  # out of memory, for one
         return f"it raised {type(error).__name__}"
     return ""

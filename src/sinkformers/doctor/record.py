@@ -59,8 +59,8 @@ def _timed(timed: Timed) -> tuple[torch.device, dict[str, Any]]:
     }
     if timed.reason:
         return timed.device, line | {"status": "left out", "reason": timed.reason}
-    spreads = {"seconds": _spread(timed.seconds), "ratio": _spread(timed.ratios)}
-    return timed.device, line | {"status": "timed", "baseline": SDPA, **spreads}
+    line |= {"status": "timed", "seconds": _spread(timed.seconds)}
+    return timed.device, line | ({"baseline": SDPA, "ratio": _spread(timed.ratios)} if timed.ratios else {})
 
 
 def _spread(values: tuple[float, ...]) -> dict[str, float]:

@@ -47,7 +47,7 @@ def benchmark_table(found: Sequence[Timed]) -> Iterator[str]:
         if timed.reason:
             yield f"  {name:<24}{timed.reason}"
             continue
-        ratio = "" if timed.row == SDPA else f"{statistics.median(timed.ratios):>8.2f} × SDPA"
+        ratio = "" if timed.row == SDPA or not timed.ratios else f"{statistics.median(timed.ratios):>8.2f} × SDPA"
         yield f"  {name:<24}{duration(statistics.median(timed.seconds)):>9}{ratio}"
 
 
