@@ -204,3 +204,12 @@ def test_layers_and_representation():
     cache.reset()
     assert len(cache) == 0
     assert len(cache[0]) == 0
+
+
+def test_reordering_takes_what_masks_made_of_each_sample_along():
+    cache, index, valid = SinkhornCache(), torch.tensor([2, 0, 0]), torch.arange(13) >= torch.tensor([[0], [2], [5]])
+    attend(*tokens(MASKS["triangle"], 3, 2), is_causal=True, key_mask=valid[:, None], cache=cache[0])
+    before = cache[0].expected.clone()
+    cache.reorder(index)
+    assert cache[0].expected.equal(before[index])
+    assert not before[index].equal(before)

@@ -1,6 +1,7 @@
 """Our attention and mask functions in the registries of Hugging Face transformers, under the name "sinkhorn"."""
 
 import inspect
+import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from sinkformers.conversion.attend import WARNED, attend, refuse_unknown_cache, 
 from sinkformers.conversion.hugging_face import NAME, PAST, from_config, is_causal_without_a_mask, stays_softmax
 from sinkformers.conversion.hugging_face_cache import CarriesSums, carrier, refuse_counted
 from sinkformers.conversion.hugging_face_masks import as_four_axes, capped_scores, masks_in_order, with_bias
+from sinkformers.conversion.inline_masks import MASKED
 from sinkformers.conversion.settings import Settings, is_softmax, settings_of
 
 # Arguments of attention functions that are not defined for Sinkhorn attention.
@@ -67,6 +69,8 @@ def sinkhorn_attention_forward(
             "out with `select`."
         )
     _refuse_features(module, settings, kwargs)
+    if isinstance(attention_mask, Tensor) and attention_mask.is_floating_point() and not is_softmax(settings):
+        attention_mask = attention_mask.masked_fill(attention_mask <= MASKED, -math.inf)  # MarkupLM masks by −10,000
     options: dict[str, Any]
     if settings.causal is None:
         _refuse_unsaid_triangle(module, attention_mask, query.shape[-2])

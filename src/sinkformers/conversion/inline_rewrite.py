@@ -56,8 +56,8 @@ def changes(kind: type[nn.Module], found: Findings, sites: list[Key]) -> tuple[C
     for key in sites:
         site, at = found.sites[key], _positions(kind, key[0])
         assert site.dim is not None
-        extra = [-1 if node is None else at[id(node)] for node in (site.dtype, site.mask)]
-        made.append(Change(key[0], at[id(site.call)], at[id(site.scores)], site.dim, *extra))
+        dtype, mask = (-1 if node is None else at[id(node)] for node in (site.dtype, site.mask))
+        made.append(Change(key[0], at[id(site.call)], at[id(site.scores)], site.dim, dtype, mask))
     through = [(name, node, OPERAND, -1) for name, node in found.operands]
     for each in (found.alterations[number] for number in sorted(found.altered)):
         assert each.inner is not None

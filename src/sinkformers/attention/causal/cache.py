@@ -133,7 +133,7 @@ def _same(one: float | Tensor, two: float | Tensor) -> bool:
     """Whether two relaxations are equal, as far as that can be read."""
     tensors = [each for each in (one, two) if isinstance(each, Tensor)]
     if not tensors:
-        return one == two
+        return bool(one == two)
     if not all(map(readable, tensors)):
         return True
     values = [torch.as_tensor(each, dtype=tensors[0].dtype, device=tensors[0].device) for each in (one, two)]
