@@ -15,12 +15,13 @@ TOKENS, DIM = 4096, 64
 
 
 def step(device: torch.device) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+    group, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    assert group is not None
     torch.manual_seed(0)  # the same parameters and the same sequence on every rank
     layer = nn.TransformerEncoderLayer(DIM, 4, 2 * DIM, batch_first=True, dropout=0.0)
     model = to_sinkformer(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), n_iters=3).to(device)
     x = torch.randn(1, TOKENS, DIM).chunk(size, 1)[rank].to(device)  # this rank's tokens
-    with sequence_parallel(dist.group.WORLD):
+    with sequence_parallel(group):
         loss = model(x).sin().sum()
         loss.backward()
     square = torch.zeros((), device=device)

@@ -53,7 +53,7 @@ class _Attend(torch.autograd.Function):
         count = len(vectors) - 3 * len(ctx.kinds)
         rows = [RowStep(*vectors[at : at + 3]) for at in range(0, count, 3)]
         cols = [
-            ColStep(*vectors[at : at + 3], kind)
+            ColStep(vectors[at], vectors[at + 1], vectors[at + 2], kind)
             for at, kind in zip(range(count, len(vectors), 3), ctx.kinds, strict=True)
         ]
         with without_autocast(query.device):

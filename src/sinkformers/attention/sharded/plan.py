@@ -2,9 +2,8 @@
 
 import math
 import sys
-from collections.abc import Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +35,16 @@ from sinkformers.core.causal import DEFINITIONS, causal_iterations
 from sinkformers.core.limit import MOST_PRODUCTS
 from sinkformers.distributed import Header, Ranks, SequenceGroup, active_group, agree, sequence_group
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 NOT_COMPILED = "sinkformers: attention in a process group reads what the ranks tell each other, and is not compiled"
-_attend = torch.compiler.disable(attend_sharded, reason=NOT_COMPILED)
-_attend_in_order = torch.compiler.disable(attend_causal_sharded, reason=NOT_COMPILED)
+
+
+def _not_compiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    return torch.compiler.disable(function, reason=NOT_COMPILED)  # pyright: ignore[reportReturnType]
+
+
+_attend, _attend_in_order = _not_compiled(attend_sharded), _not_compiled(attend_causal_sharded)
 
 
 class Arguments(NamedTuple):
@@ -82,7 +88,7 @@ class _Checked(NamedTuple):
     seed: int
 
 
-@partial(torch.compiler.disable, reason=NOT_COMPILED)
+@_not_compiled
 def plan_in_group(group: Any, kv: str | None, given: Arguments) -> Plan | None:
     """Plan a call in a group, in that of `sequence_parallel`, or in that of DTensors; None if it has one rank."""
     if has_dtensors(given.query, given.key, given.value):
@@ -108,7 +114,7 @@ def _plan_dtensors(group: Any, kv: str | None, given: Arguments) -> Plan:
     tokens = {"query": given.query, "key": given.key, "value": given.value}
     masks = {"attn_mask": given.attn_mask, "query_mask": given.query_mask, "key_mask": given.key_mask}
     where = sequence_group(CALLER, token_axis_group(tokens, masks), kv or "gather")
-    query, key, value = (x.to_local() for x in tokens.values())  # pyright: ignore[reportCallIssue]
+    query, key, value = (x.to_local() for x in tokens.values())  # pyright: ignore[reportAttributeAccessIssue]
     plan = _plan(where, given._replace(query=query, key=key, value=value))
     return wrapped(plan, given.query, given.value)  # pyright: ignore[reportArgumentType]
 
@@ -162,7 +168,8 @@ def _check(given: Arguments, kv: str) -> _Checked:
         _check_order(given, n_iters, kv)
     elif implicit and stop is None:
         check_implicit(n_iters)
-    columns = given.attn_mask.shape[-1] if _is_matrix(given.attn_mask) else key.shape[-2]
+    mask = given.attn_mask
+    columns = mask.shape[-1] if isinstance(mask, Tensor) and mask.dim() else key.shape[-2]
     masks = check_masks(given.attn_mask, given.query_mask, None, query, columns)
     masks = masks.with_keys(check_masks(None, None, given.key_mask, query, key.shape[-2]).keys)
     seed = int(torch.randint(2**62, (), device="cpu")) if dropout_p > 0 else 0
@@ -205,10 +212,6 @@ def _describe(ranks: Ranks, kv: str, given: Arguments, checked: _Checked, header
         given.gradient == "implicit" or checked.n_iters == math.inf, checked.scale, given.cost == "l2",
         checked.dropout_p, headers[0].seed, *checked.stop,
     )  # fmt: skip
-
-
-def _is_matrix(mask: Any) -> bool:
-    return isinstance(mask, Tensor) and mask.dim() > 0
 
 
 def _device_of(tokens: Any) -> torch.device:
