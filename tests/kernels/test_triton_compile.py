@@ -42,6 +42,7 @@ SHARED = {"sm_75": 64, "sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "
 SHARED |= {"gfx90a": 64, "gfx942": 64, "gfx1100": 64}
 # Bytes that a thread may spill in the launch that serves the rare heads which no scalings can hold.
 FAR_SPILLS = 256
+SPILLS = {"sm_75": 4}  # and in that of all others; nothing where nothing is said
 REGISTERS = {"sm_": 2**16, "gfx9": 2**17, "gfx11": 3 * 2**15}
 
 
@@ -124,7 +125,7 @@ def test_a_head_in_one_program(gpu, compiled):
         attend(torch.float16, n=n - 3, m=n - 5, form="head_gradient", ways=["backward"])
     forward, near, far = kernels
     assert names(kernels) == {"head_forward", "head_backward"}
-    check([forward, near], gpu)
+    check([forward, near], gpu, SPILLS.get(gpu, 0))
     check([far], gpu, FAR_SPILLS)
 
 
