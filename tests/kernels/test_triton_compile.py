@@ -40,8 +40,9 @@ CAUSAL_PASSES_BACK = {"output_adjoint", "sums_adjoint", "causal_row_adjoint", "c
 # What a GPU grants one program of shared memory, and its registers: of 32 bits, per multiprocessor.
 SHARED = {"sm_75": 64, "sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 SHARED |= {"gfx90a": 64, "gfx942": 64, "gfx1100": 64}
-# Bytes that a thread may spill in `head_backward`; nothing where nothing is said.
-SPILLS: dict[str, int] = {}
+# Bytes that a thread may spill in the launch that serves the rare heads which no scalings can hold.
+FAR_SPILLS = 256
+SPILLS = {"sm_75": 4}  # and in that of all others; nothing where nothing is said
 REGISTERS = {"sm_": 2**16, "gfx9": 2**17, "gfx11": 3 * 2**15}
 
 
@@ -62,14 +63,17 @@ def operands(dtype, n, m, width, full):
     return q, k, v, *masks
 
 
-def attend(dtype, width=64, n=1025, m=1100, n_iters=5, full=False, form="passes"):
+def attend(dtype, width=64, n=1025, m=1100, n_iters=5, full=False, form="passes", ways=("forward", "backward")):
     """Forward and backward, with every option or with none, by the table's plan of that form."""
     call = AttentionCall(*operands(dtype, n, m, width, full), None, n_iters, 0.1, full, 0.1, False)
     plans = sizes.candidates(call)
     plan = plans[-1] if form == "passes" else next(plan for plan in plans if getattr(plan, form) is not None)
-    out, f, excess = attention_forward(call, -1e30, plan)
-    saved = {"d_out": out.to(dtype), "out": out, "f": f, "excess": excess}
-    attention_backward(call, -1e30, **saved, needs_bias=full, plan=plan)
+    if "forward" in ways:
+        attention_forward(call, -1e30, plan)
+    if "backward" in ways:
+        out, f, excess = (torch.zeros(2, 3, *shape) for shape in ((n, width), (n_iters // 2 + 2, n), (n_iters // 2, m)))
+        saved = {"d_out": out.to(dtype), "out": out, "f": f, "excess": excess}
+        attention_backward(call, -1e30, **saved, needs_bias=full, plan=plan)
 
 
 def attend_causally(dtype, width=64, n_iters=5, full=False):
@@ -115,12 +119,14 @@ def tensor_cores(kernels, *wanted):
 def test_a_head_in_one_program(gpu, compiled):
     """At the largest sizes that the table offers this GPU."""
     with compiled(gpu) as kernels:
-        for backward in (False, True):
-            n = longest(torch.float16, False, backward)
-            attend(torch.float16, n=n - 3, m=n - 5, form="head_gradient" if backward else "head")
-    heads = [kernel for kernel in kernels if kernel.name in ("head_forward", "head_backward")]
-    assert names(heads) == {"head_forward", "head_backward"}
-    check(heads, gpu, SPILLS.get(gpu, 0))
+        n = longest(torch.float16, False, backward=False)
+        attend(torch.float16, n=n - 3, m=n - 5, form="head", ways=["forward"])
+        n = longest(torch.float16, False, backward=True)
+        attend(torch.float16, n=n - 3, m=n - 5, form="head_gradient", ways=["backward"])
+    forward, near, far = kernels
+    assert names(kernels) == {"head_forward", "head_backward"}
+    check([forward, near], gpu, SPILLS.get(gpu, 0))
+    check([far], gpu, FAR_SPILLS)
 
 
 @pytest.mark.parametrize("gpu", SHARED)
@@ -134,10 +140,10 @@ def test_attention_in_passes(gpu, compiled):
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "gfx942"])
 def test_a_row_and_a_column_step_in_one_pass(gpu, compiled):
     with compiled(gpu) as kernels:
-        attend(torch.float16, n=197, m=197, form="pair")
-    found = [kernel for kernel in kernels if kernel.name in ("row_and_column_step", "add_up_columns")]
-    assert len(found) == 3  # the first one finds the rows' maxima
-    check(found, gpu)
+        attend(torch.float16, n=197, m=197, form="pair", ways=["forward"])
+    found = [kernel.name for kernel in kernels]
+    assert found == ["row_and_column_step", "add_up_columns", "row_and_column_step", "last_step"]
+    check(kernels, gpu)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
