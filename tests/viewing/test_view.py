@@ -130,6 +130,15 @@ def test_causal_models_are_shown_in_order(causal, n_iters):
         assert head.n_iters == n_iters
 
 
+def test_a_compiled_model_is_run_as_it_is_written():
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    model = encoder(1).eval()
+    (layer,) = found_in(torch.compile(model, backend="eager"), x).layers
+    (plain,) = found_in(model, x).layers
+    for one, other in zip(layer.heads, plain.heads, strict=True):
+        assert one.codes.codes.equal(other.codes.codes)
+
+
 def test_prefix_attention_is_not_shown():
     model = LanguageModel(vocabulary=19, length=16, dim=12, depth=1, heads=3, hidden=16, causal="prefix", n_iters=3)
     with pytest.raises(ValueError, match="prefix definition"):

@@ -41,7 +41,8 @@ def collect(
     copied = _copy(model).eval()
     places, notes = _watchable(copied)
     recorder = Recorder(example, layers, heads)
-    with torch.no_grad(), watched_by(places, {place.name: recorder.of(place) for place in places}):
+    watched = watched_by(places, {place.name: recorder.of(place) for place in places})
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), watched:  # a compiled model would be traced
         _run(copied, inputs)
     _check_found(recorder, layers, heads)
     return Collected(recorder.layers, notes + recorder.notes)
