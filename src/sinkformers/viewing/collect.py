@@ -1,7 +1,6 @@
 """The scores of a model's attention, from one forward pass of a copy."""
 
 import copy
-import itertools
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -135,8 +134,6 @@ def _check_found(recorder: Recorder, layers: Collection[int] | None, heads: Coll
         raise ValueError(f"{CALLER}: layers must be numbers from 0 to {n - 1}; got {sorted(layers or [])}.")
     recorder.layers = [layer for layer in recorder.layers if layer.number in wanted and layer.heads]
     if not recorder.layers:
-        reason = f"none of them has one of the heads {sorted(heads)}" if heads else "nothing in them can be shown"
-        raise ValueError(
-            f"{CALLER}: {n} calls of attention were found, but {reason}. "
-            + " ".join(itertools.islice(recorder.notes, 3))
-        )
+        reason = f"none of them has one of the heads {sorted(heads)}" if heads else "all of their tokens are masked"
+        notes = f" ({'; '.join(recorder.notes[:3])})" if recorder.notes else ""
+        raise ValueError(f"{CALLER}: {n} calls of attention were found, but {reason}{notes}. Nothing can be shown.")
