@@ -49,9 +49,16 @@ def masked(n, m):
 
 
 def hub():
-    """Return scores whose scalings leave the range of doubles: one row and half of the columns lie far above."""
+    """Return scores of which one row and half of the columns lie far above the others."""
     scores = torch.full((14, 14), -1000.0, dtype=torch.float64)
     scores[0] = scores[:, :7] = 0.0
+    return scores
+
+
+def far_column():
+    """Return scores whose scalings leave the range of doubles, which are normalised by their logarithms."""
+    scores = torch.randn(7, 11, dtype=torch.float64)
+    scores[:, 3] -= 1000
     return scores
 
 
@@ -63,6 +70,7 @@ SCORES = {
     "masked rectangle": lambda: masked(7, 13),
     "large": lambda: 300 * torch.randn(7, 7, dtype=torch.float64),
     "hub": hub,
+    "far column": far_column,
     "single": lambda: torch.zeros(1, 1, dtype=torch.float64),
 }
 

@@ -110,6 +110,7 @@ def test_our_own_layers_are_shown_with_their_settings():
     layer = sinkformers.MultiheadAttention(12, 3, batch_first=True, n_iters=5, tau=0.5)
     x = torch.randn(1, 7, 12)
     (shown,) = found_in(layer, (x, x, x)).layers
+    assert shown.name == "MultiheadAttention"
     assert [(head.n_iters, head.tau) for head in shown.heads] == [(5, 0.5)] * 3
     weights = layer(x, x, x, average_attn_weights=False)[1][0]
     for head in shown.heads:
@@ -128,6 +129,15 @@ def test_causal_models_are_shown_in_order(causal, n_iters):
         assert scores[0, 0] == 0
         assert (scores == -math.inf).equal(torch.ones(7, 7).triu(1).bool())
         assert head.n_iters == n_iters
+
+
+def test_a_compiled_model_is_run_as_it_is_written():
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    model = encoder(1).eval()
+    (layer,) = found_in(torch.compile(model, backend="eager"), x).layers
+    (plain,) = found_in(model, x).layers
+    for one, other in zip(layer.heads, plain.heads, strict=True):
+        assert one.codes.codes.equal(other.codes.codes)
 
 
 def test_prefix_attention_is_not_shown():
@@ -189,6 +199,12 @@ def test_bad_arguments_are_refused(options, message):
 def test_a_model_without_attention_is_refused():
     with pytest.raises(ValueError, match="No attention was found"):
         view_attention(nn.Linear(2, 2), torch.randn(1, 2))
+
+
+def test_an_empty_input_is_refused():
+    layer = to_sinkformer(nn.MultiheadAttention(12, 3, batch_first=True))
+    with pytest.raises(ValueError, match="all of their tokens are masked"):
+        view_attention(layer, (torch.randn(1, 0, 12),) * 3)
 
 
 def test_scores_that_are_not_finite_are_named():

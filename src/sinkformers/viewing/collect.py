@@ -1,7 +1,6 @@
 """The scores of a model's attention, from one forward pass of a copy."""
 
 import copy
-import itertools
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -41,7 +40,8 @@ def collect(
     copied = _copy(model).eval()
     places, notes = _watchable(copied)
     recorder = Recorder(example, layers, heads)
-    with torch.no_grad(), watched_by(places, {place.name: recorder.of(place) for place in places}):
+    watched = watched_by(places, {place.name: recorder.of(place) for place in places})
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), watched:  # a compiled model would be traced
         _run(copied, inputs)
     _check_found(recorder, layers, heads)
     return Collected(recorder.layers, notes + recorder.notes)
@@ -134,8 +134,6 @@ def _check_found(recorder: Recorder, layers: Collection[int] | None, heads: Coll
         raise ValueError(f"{CALLER}: layers must be numbers from 0 to {n - 1}; got {sorted(layers or [])}.")
     recorder.layers = [layer for layer in recorder.layers if layer.number in wanted and layer.heads]
     if not recorder.layers:
-        reason = f"none of them has one of the heads {sorted(heads)}" if heads else "nothing in them can be shown"
-        raise ValueError(
-            f"{CALLER}: {n} calls of attention were found, but {reason}. "
-            + " ".join(itertools.islice(recorder.notes, 3))
-        )
+        reason = f"none of them has one of the heads {sorted(heads)}" if heads else "all of their tokens are masked"
+        notes = f" ({'; '.join(recorder.notes[:3])})" if recorder.notes else ""
+        raise ValueError(f"{CALLER}: {n} calls of attention were found, but {reason}{notes}. Nothing can be shown.")

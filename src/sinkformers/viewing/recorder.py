@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sinkformers.conversion.adapter import Place
+from sinkformers.conversion.adapter import Place, undo_of
 from sinkformers.conversion.settings import settings_of, tau_of
 from sinkformers.conversion.watch import WatchedModule
 from sinkformers.core.limit import HasEvidence
@@ -63,7 +63,7 @@ class Recorder:
         batch, n_heads, n, m = scores.shape
         if not 0 <= self.example < batch:
             raise IndexError(f"{CALLER}: example must be from 0 to {batch - 1}, in the batch; got {self.example}.")
-        name = place.name or type(place.module).__name__
+        name = place.name or undo_of(place.module).kind
         name = name if count == 1 else f"{name} (call {count})"
         asked = range(n_heads) if self.heads is None else {head + n_heads * (head < 0) for head in self.heads}
         kept = sorted(set(range(n_heads)) & set(asked))
