@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-slurm test-browser test-timm test-triton test-sanitize wheel hub-kernel fuzz lint types format bench bench-quick reproduction docs clean
+.PHONY: help run test test-slow test-slurm test-browser test-timm test-triton test-sanitize wheel hub-kernel fuzz lint types format bench bench-quick reproduction notebooks docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -80,6 +80,9 @@ bench-quick: .venv/installed ## two shapes, few rounds
 reproduction: .venv/installed ## the tables and pictures of docs/reproduction.md, from results/
 	$(BIN)/sinkformers report results --out build --fill docs/reproduction.md
 	grep -oE '[a-z0-9-]+\.png' docs/reproduction.md | sort -u | (cd build/report && xargs cp -t $(CURDIR)/docs/assets)
+
+notebooks: .venv/installed-docs ## execute the notebooks, and render their pages
+	$(BIN)/python docs/notebooks/render.py
 
 docs: .venv/installed-docs ## the documentation, to site/
 	$(BIN)/zensical build --clean --strict

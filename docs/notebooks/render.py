@@ -31,8 +31,15 @@ def main() -> None:
         note = f"*This page is the notebook `docs/notebooks/{file.name}`, executed.*"
         title, _, rest = COLOURS.sub("", page).partition("\n")
         text = f"{title}\n\n{note}\n{rest}".replace("![png]", f"![Picture of the notebook {file.stem}]")
-        file.with_suffix(".md").write_text(re.sub(r"\n{3,}", "\n\n", text), encoding="utf-8")
+        file.with_suffix(".md").write_text(_tidied(text), encoding="utf-8")
         print(file.with_suffix(".md"))
+
+
+def _tidied(text: str) -> str:
+    """Remove repeated blank lines, except in code."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
+    tidy = [part if part.startswith("```") else re.sub(r"\n(?:[ \t]*\n)+", "\n\n", part) for part in parts]
+    return "".join(tidy).rstrip() + "\n"
 
 
 if __name__ == "__main__":

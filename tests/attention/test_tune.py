@@ -71,7 +71,7 @@ def tokens(n=5, m=7, **options):
         {"attn_mask": torch.randn(3, 5, 7).requires_grad_()},
         {"backward": False},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )
 def test_the_winner_is_what_auto_takes(options):
     inputs, state = tokens(), torch.get_rng_state()

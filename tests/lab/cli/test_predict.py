@@ -213,7 +213,7 @@ def test_errors_are_one_sentence(shape, tmp_path):
     for arguments, sentence in (
         ([tmp_path / "nowhere"], "holds no finished run; name the folder of one"),
         ([tmp_path / "a", shape[0]], "holds 2 finished runs, such as "),
-        ([images, shape[0]], "is a model of images; predict supports shapes and texts only."),
+        ([images, shape[0]], "cannot be read as an image"),
         ([shapes], "there is nothing to predict; name files with shapes"),
         ([shapes, tmp_path / "no.off"], "no.off cannot be read (No such file or directory)"),
         ([shapes, few], "few.xyz has 2 points, and the model was trained with 48; give a mesh, or more points."),
@@ -271,7 +271,7 @@ def test_tokens_are_counted_as_they_are_read(tmp_path):
     spell = Translate(open_run(sentences)).translator.source.encode
     text = next(each for n in range(200) if len(spell([each := "x" * n])[0]) == 64)  # and its end is one more
     assert "the last 64 tokens" in invoke(sentences, text).stderr
-    assert invoke(sentences, text[1:]).stderr == ""
+    assert "the last 64 tokens" not in invoke(sentences, text[1:]).stderr
 
 
 def test_drawing_does_not_change_a_model_of_the_authors(tmp_path):
@@ -297,13 +297,25 @@ def test_a_truncated_text_is_reported_once(tmp_path, artefact, part):
     result = invoke(folder, "--file", "-", "--draw", "--out", tmp_path / "out", input=f"{long}\nelf\n{long}")
     assert result.exit_code == 0
     assert result.stderr.splitlines()[0] == f"sinkformers: the {part} tokens of a text are read, and some have more."
-    assert len(result.stderr.splitlines()) == 2
+    notes = [line for line in result.stderr.splitlines() if "vocabulary" not in line]
+    assert len(notes) == 2
     assert len(result.stdout.splitlines()) == 3
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<h2>elf</h2>" in page
     assert "elf elf …</h2>" in page
     assert long.strip() not in page
-    assert invoke(folder, "elf").stderr == ""
+    assert "are read" not in invoke(folder, "elf").stderr
+
+
+def test_words_that_a_model_does_not_know_are_counted(tmp_path):
+    folder, _ = write_untrained(tmp_path, "figure4", "n-3")
+    words = "film xylophone film zyzzyva xylophone"
+    for result in (invoke(folder, words), invoke(folder, "--file", "-", input=words.replace(" ", "\n"))):
+        assert result.stderr == (
+            "sinkformers: 3 of 5 words are not in the vocabulary of this model, which reads them in pieces or not at "
+            "all (xylophone, zyzzyva).\n"
+        )
+    assert invoke(folder, "film film").stderr == ""
 
 
 def test_damaged_records_and_vocabularies_are_refused(tmp_path):
