@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-timm test-triton test-sanitize wheel hub-kernel fuzz lint types format bench bench-quick reproduction docs clean
+.PHONY: help run test test-slow test-slurm test-browser test-timm test-triton test-sanitize wheel hub-kernel fuzz lint types format bench bench-quick reproduction docs clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -10,8 +10,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: .venv/installed ## the main job: train a Transformer and its Sinkformer, then their table, figures and page
-	$(BIN)/sinkformers run figure2-mnist --preset smoke --jobs $(JOBS) --out runs
+run: .venv/installed ## the main job: train a Transformer and its Sinkformers, then their table, figures and page
+	$(BIN)/sinkformers run digits --jobs $(JOBS) --out runs
 
 test: lint types ## lint, types and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q -rs
@@ -20,10 +20,16 @@ test-timm: .venv-timm/installed ## conversion of timm, vit-pytorch and x-transfo
 	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest -m timm tests/conversion -q
 
 test-triton: .venv-triton/installed ## the Triton kernels, in an environment of their own (triton is 1 GB)
-	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -m triton tests/kernels tests/release -q
+	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -n $(JOBS) -m triton tests/kernels tests/release -q
 
 test-slow: .venv/installed ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-slurm: .venv/installed ## jobs of a Slurm that is started for it; needs slurm-wlm and munge (apt-get install)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm -q
+
+test-browser: .venv/installed-browser ## the pages of the viewer, in Debian's chromium (apt install chromium)
+	$(BIN)/python -m pytest -m browser -n 0
 
 SEED ?= 0
 SECONDS ?= 300
@@ -102,6 +108,10 @@ clean: ## remove the environment and everything built
 
 .venv/installed-release: .venv/installed
 	$(INSTALL) --editable '.[release]'
+	@touch $@
+
+.venv/installed-browser: .venv/installed
+	$(INSTALL) --editable '.[browser]'
 	@touch $@
 
 .venv/installed-docs: .venv/installed

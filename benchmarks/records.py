@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.measurement import Measurement
 
 FOLDER = Path(__file__).parent / "records"
+DOCTOR = "doctor: "
+"""What the suite of a record of `sinkformers doctor` begins with; the name of the device follows."""
 Newest = dict[str, tuple["Run", list[Measurement]]]
 
 
@@ -45,7 +47,7 @@ def append(run: Run, measurement: Measurement, folder: Path = FOLDER) -> None:
 
 def read(folder: Path = FOLDER) -> list[tuple[Run, Measurement]]:
     records = []
-    for file in sorted(folder.glob("*.jsonl")):
+    for file in sorted([*folder.glob("*.jsonl"), *folder.glob("*.json")]):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 data = json.loads(line)

@@ -33,6 +33,44 @@ def test_block_runs(page, line, code):
     exec(compile("\n" * line + code, str(page), "exec"), {"__name__": "__main__"})
 
 
+def raising_blocks():
+    """Return the blocks of code that raise or warn, with the message that stands before each."""
+    pattern = r"^```text\n([^`]*)^```\n\n^``` \{\.python \.raises\}\n(.*?)^```"
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found = list(re.finditer(pattern, text, flags=re.DOTALL | re.MULTILINE))
+        assert len(found) == text.count("``` {.python .raises}")
+        for block in found:
+            line = text[: block.start()].count("\n") + 1
+            yield pytest.param(block[1].strip(), block[2], id=f"{page.relative_to(ROOT)}:{line}")
+
+
+@pytest.mark.parametrize(("message", "code"), list(raising_blocks()))
+def test_block_raises_what_the_page_says(message, code):
+    torch.manual_seed(0)
+    shown = ".*".join(map(re.escape, message.split("…")))
+    with pytest.raises((ValueError, TypeError, NotImplementedError, RuntimeError, Warning), match=f"(?s)^{shown}"):
+        exec(compile(code, "block", "exec"), {"__name__": "__main__"})
+
+
+def printing_blocks():
+    """Return the blocks of code of the guides that are followed by what they print."""
+    for page in sorted((ROOT / "docs" / "guides").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        pattern = r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```"
+        for block in re.finditer(pattern, text, flags=re.DOTALL | re.MULTILINE):
+            line = text[: block.start()].count("\n") + 1
+            yield pytest.param(block[1].rpartition("```python\n")[2], block[2], id=f"{page.relative_to(ROOT)}:{line}")
+
+
+@pytest.mark.parametrize(("code", "printed"), list(printing_blocks()))
+def test_block_prints_what_the_page_says(code, printed, capsys):
+    exec(compile(code, "block", "exec"), {"__name__": "__main__"})
+    # The smallest errors are rounding, which differs between processors.
+    small = re.compile(r"\d\de-1[0-9]|\de-1[0-9]")
+    assert small.sub("~", capsys.readouterr().out) == small.sub("~", printed)
+
+
 def test_the_readme_has_an_example():
     assert any(parameter.values[0].name == "README.md" for parameter in python_blocks())
 

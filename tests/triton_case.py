@@ -18,6 +18,7 @@ from triton.runtime import interpreter
 from sinkformers import sinkhorn
 from sinkformers.attention.call import AttentionCall
 from sinkformers.kernels.triton import attention_backward, attention_forward
+from sinkformers.kernels.triton.sizes import Tile, candidates, padded_width
 from tests import oracle
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -46,6 +47,7 @@ class Case:
 
     exact_weights = staticmethod(oracle.batch_weights)
     plain_weights = staticmethod(partial(sinkhorn, backend="reference"))
+    form = "passes"  # over tiles; "pairs" of steps in a pass; "head": a head in one program
 
     def __init__(self, *lead, n=37, m=43, d=17, e=23, std=1.0, dtype=torch.float32, **options):
         self.lead, self.n, self.m = lead, n, m
@@ -69,9 +71,20 @@ class Case:
 
     def attend(self):
         """The output, and the gradients of query, key, value, bias and tau."""
-        out, f, excess = attention_forward(self.call, self.masked_bias)
-        saved, needs_bias = {"out": out, "f": f, "excess": excess}, self.bias is not None
-        return out, *attention_backward(self.call, self.masked_bias, d_out=self.d_out, needs_bias=needs_bias, **saved)
+        plan = self.plan()
+        out, f, excess = attention_forward(self.call, self.masked_bias, plan)
+        saved = {"out": out, "f": f, "excess": excess, "needs_bias": self.bias is not None, "plan": plan}
+        return out, *attention_backward(self.call, self.masked_bias, d_out=self.d_out, **saved)
+
+    def plan(self):
+        """The plan of this form."""
+        passes = candidates(self.call)[-1]
+        if self.form == "passes":
+            return passes
+        if self.form == "pairs":
+            return passes._replace(pair=Tile(32, padded_width(self.m), 4))
+        tile = Tile(padded_width(self.n), padded_width(self.m), 4)
+        return passes._replace(head=tile, head_gradient=tile)
 
     def run(self):
         """Output and gradients, None where there is none."""

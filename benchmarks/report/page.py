@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from benchmarks.measurement import Measurement
-from benchmarks.records import Newest
-from benchmarks.report import limit, plots, products, tables
+from benchmarks.records import DOCTOR, Newest
+from benchmarks.report import doctor, limit, plots, products, tables
 from benchmarks.report.targets import targets
 
 MARKED = re.compile(r"(<!-- benchmark: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -34,7 +34,9 @@ def fill(page: Path, newest: Newest) -> list[Path]:
 def render(name: str, newest: Newest, pictures: dict[str, Path], folder: Path) -> str:
     """One marked part: a suite's table, or the table of targets."""
     if name == "targets":
-        return _targets(newest)
+        return _targets({suite: found for suite, found in newest.items() if not suite.startswith(DOCTOR)})
+    if name == "doctor":
+        return doctor.section(newest)
     if name not in newest:
         return f"Not recorded yet: `python -m benchmarks {name}`."
     run, found = newest[name]

@@ -22,10 +22,11 @@ def provenance(run: Run) -> str:
     machine = run.machine
     isa = ", ".join(machine["isa"])
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    state = f"{run.commit}, with uncommitted changes" if run.dirty else run.commit
+    commit = f"; commit {run.commit}" if run.commit else ""  # an installed package knows none
+    commit += ", with uncommitted changes" if run.dirty else ""
     return (
         f"`{run.command}`, {run.started[:10]}: {machine['cpu']} ({isa}), {machine['cores']} cores, "
-        f"{machine['threads']} threads; {versions}; commit {state}."
+        f"{machine['threads']} threads; {versions}{commit}."
     )
 
 

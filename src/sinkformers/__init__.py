@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkformers.attention import SinkhornCache, backend_for, sinkhorn_attention
+    from sinkformers.attention import SinkhornCache, Tuning, backend_for, sinkhorn_attention, tune
     from sinkformers.conversion import (
         anneal_tau,
         set_n_iters,
@@ -27,21 +27,26 @@ if TYPE_CHECKING:
         sinkhorn_limit,
         workspace_limit,
     )
+    from sinkformers.distributed import sequence_parallel
     from sinkformers.modules import MultiheadAttention, Sinkhorn
+    from sinkformers.viewing import AttentionView, view_attention
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "AttentionView",
     "ConvergenceWarning",
     "LimitInfo",
     "MultiheadAttention",
     "Sinkhorn",
     "SinkhornCache",
+    "Tuning",
     "anneal_tau",
     "backend_for",
     "causal_sinkhorn",
     "marginal_error",
     "release_workspace",
+    "sequence_parallel",
     "set_n_iters",
     "set_tau",
     "set_workspace_limit",
@@ -50,21 +55,26 @@ __all__ = [
     "sinkhorn_limit",
     "to_sinkformer",
     "to_transformer",
+    "tune",
+    "view_attention",
     "watch_attention",
     "workspace_limit",
 ]
 
 _PACKAGE = {
+    "AttentionView": "viewing",
     "ConvergenceWarning": "core",
     "LimitInfo": "core",
     "MultiheadAttention": "modules",
     "Sinkhorn": "modules",
     "SinkhornCache": "attention",
+    "Tuning": "attention",
     "anneal_tau": "conversion",
     "backend_for": "attention",
     "causal_sinkhorn": "core",
     "marginal_error": "core",
     "release_workspace": "core",
+    "sequence_parallel": "distributed",
     "set_n_iters": "conversion",
     "set_tau": "conversion",
     "set_workspace_limit": "core",
@@ -73,6 +83,8 @@ _PACKAGE = {
     "sinkhorn_limit": "core",
     "to_sinkformer": "conversion",
     "to_transformer": "conversion",
+    "tune": "attention",
+    "view_attention": "viewing",
     "watch_attention": "conversion",
     "workspace_limit": "core",
 }

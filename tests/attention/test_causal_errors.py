@@ -108,6 +108,17 @@ def test_a_cache_of_other_steps():
         refused(ValueError, message, *given, is_causal=True, cache=filled(2, **options))
 
 
+@pytest.mark.parametrize(
+    ("tau", "other"), [(0.5, 0.6), (torch.tensor([0.5]), torch.tensor([0.6])), (0.5, torch.tensor([0.6]))], ids=str
+)
+def test_a_cache_of_another_tau(tau, other):
+    given = [torch.randn(2, 1, size) for size in (5, 5, 3)]
+    message = "the cache was filled with tau=.*, and cannot be continued with tau=.*Take a new cache"
+    refused(ValueError, message, *given, is_causal=True, tau=other, cache=filled(2, tau=tau))
+    same = tau.clone() if isinstance(tau, torch.Tensor) else tau
+    sinkhorn_attention(*given, is_causal=True, tau=same, cache=filled(2, tau=tau))
+
+
 def test_a_growing_cache_in_cross_attention():
     """Its keys would be added again at every call."""
     given = tokens(MASKS["cross-attention"], 2)

@@ -127,15 +127,51 @@ def test_uniform_scores_stay_uniform_in_long_contexts(backend):
     assert_close(out.double(), mean, atol=2000 * 1.2e-7 * value.abs().max().item(), rtol=0)
 
 
+def three_steps(query, key, value, rows):
+    """Outputs of some rows with n_iters=3, in float64, by blocks: SoftMax over what each key has received of it."""
+    query, key, value = (x.detach()[0].double() for x in (query, key, value))
+    n, out, depth = len(query), {}, 0.0
+    received, harmonic = torch.zeros(n, dtype=torch.float64), torch.arange(1, n + 1).double().reciprocal().cumsum(0)
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), harmonic])
+    for start in range(0, n, 256):
+        stop = min(start + 256, n)
+        scores = query[start:stop] @ key[:stop].mT * key.shape[-1] ** -0.5
+        depth = max(depth, (scores.amax(-1) - scores.amin(-1)).max().item())
+        scores[:, start:] = scores[:, start:].masked_fill(
+            torch.ones(stop - start, stop - start).triu(1) == 1, -math.inf
+        )
+        softmax = scores.softmax(-1)
+        for i in (i for i in rows if start <= i < stop):
+            expected = harmonic[i] - before[: i + 1]
+            sums = received[: i + 1] + softmax[: i + 1 - start, : i + 1].sum(0)
+            weights = softmax[i - start, : i + 1] * expected / sums
+            out[i] = weights @ value[: i + 1] / weights.sum()
+        received[:stop] += softmax.sum(0)
+    return torch.stack([out[i] for i in rows]), depth
+
+
+def test_three_steps_are_the_oracles():
+    given = tokens(MASKS["triangle"], 1)
+    rows = list(range(N))
+    exact = oracle.attention(*given, 3)[0]
+    assert_close(three_steps(*given, rows)[0], exact, atol=1e-12, rtol=0)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("backend", FAST)
-def test_32768_positions(backend):
-    """Finite, forward and backward, with scores that prefer the first key; rows sum to 1."""
+def test_32768_positions(backend, dtype):
+    """Sampled rows are right, and all gradients finite, with scores that prefer the first key."""
     n = 32_768
-    query, key = torch.randn(1, n, 8), torch.randn(1, n, 8)
+    query, key, value = torch.randn(1, n, 8), torch.randn(1, n, 8), torch.randn(1, n, 3)
     key[:, 0] += 20
-    inputs = [x.requires_grad_() for x in (query, key, torch.ones(1, n, 2))]
+    value[..., 0] = 1.0
+    inputs = [x.to(dtype).requires_grad_() for x in (query, key, value)]
     out = attend(*inputs, is_causal=True, backend=backend)
-    assert_close(out, torch.ones(1, n, 2), atol=n * 1.2e-7, rtol=0)
+    assert_close(out[..., 0], torch.ones(1, n, dtype=dtype), atol=n * torch.finfo(dtype).eps, rtol=0)
+    rows = [0, 1, 255, 256, 5_000, 20_001, n - 2, n - 1]
+    exact, depth = three_steps(*inputs, rows)
+    bound = 4 * torch.finfo(dtype).eps * (2 * n + depth) * value.abs().max().item()  # as in `oracle.tolerance`
+    assert_close(out[0, rows].double(), exact, atol=bound, rtol=0)
     for grad in torch.autograd.grad(out, inputs, torch.randn_like(out)):
         assert grad.isfinite().all()

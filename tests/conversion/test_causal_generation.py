@@ -155,6 +155,17 @@ def test_a_learned_tau_takes_the_number_of_heads_from_the_configuration():
     assert_close(logits(model, use_cache=False), logits(converted(tau=0.5), use_cache=False), atol=EXACT, rtol=0)
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_learned_tau_that_changes_in_the_middle_of_a_text_is_refused(weights):
+    model, cache, token = converted(tau="learned"), hf.DynamicCache(), torch.tensor([[5]])
+    logits(model, past_key_values=cache, output_attentions=weights)
+    logits(model, token, past_key_values=copy.deepcopy(cache))
+    with torch.no_grad():
+        model.model.layers[1].self_attn.get_parameter("sinkhorn_tau").data[2] += 0.1
+    with pytest.raises(ValueError, match=r"filled with tau=a tensor of shape \(4,\).*Take a new cache"):
+        logits(model, token, past_key_values=cache)
+
+
 def test_layers_without_a_place_in_the_cache_are_refused():
     model, cache = converted(), hf.DynamicCache()
     attention = model.model.layers[1].self_attn
@@ -239,10 +250,9 @@ def test_a_stale_or_foreign_cache_is_refused():
         with pytest.raises(ValueError, match=r"filled with Settings\(n_iters=3, tau=1.0.*Begin with a new cache"):
             logits(model, token, past_key_values=cache)
         back()
-    cache = filled(model)
-    logits(plain, token, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"holds 7 tokens before this call, and the column sums of 6"):
-        logits(model, token, past_key_values=cache)
+    for cache in (filled(model), copy.deepcopy(filled(model))):
+        with pytest.raises(ValueError, match="is continued by a module that is not converted"):
+            logits(plain, token, past_key_values=cache)
     cache = filled(model)
     set_tau(model, 0.5)
     with pytest.raises(ValueError, match=r"filled with Settings\(n_iters=3, tau=1.0.*tau=0.5, causal=streaming\) now"):

@@ -55,7 +55,7 @@ SINKHORN = [
     (
         {"backend": "cuda"},
         ValueError,
-        "backend must be one of 'auto', 'native', 'torch', 'triton', 'reference'; got 'cuda'",
+        "backend must be one of 'auto', 'native', 'triton', 'torch', 'reference'; got 'cuda'",
     ),
     (
         {"backend": "triton"},

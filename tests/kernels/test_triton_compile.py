@@ -1,12 +1,13 @@
-"""Every Triton kernel compiles for the GPUs it is meant for, as the library itself would launch it.
+"""Every Triton kernel compiles for the GPUs it is meant for, as the library itself would launch it, and fits them.
 
-No GPU is needed: a driver that only names its target stands in for one, the library's own functions are called, and
-each launch stops once the kernel is compiled. So the sizes, types and strides are those of real calls.
+No GPU is needed; see tests/triton_targets.py. `python -m tests.kernels.test_triton_compile sm_90 …` prints what the
+kernels take of each GPU.
 """
 
 import os
 import re
-import subprocess
+import sys
+import tempfile
 
 import pytest
 import torch
@@ -15,11 +16,6 @@ pytest.importorskip("triton", reason="the triton extra is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles only in a process without TRITON_INTERPRET", allow_module_level=True)
 
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
 from sinkformers.attention.call import AttentionCall
 from sinkformers.attention.causal.call import CausalAttentionCall
 from sinkformers.kernels.triton import (
@@ -27,60 +23,37 @@ from sinkformers.kernels.triton import (
     attention_forward,
     causal_backward,
     causal_forward,
+    sizes,
     tiny_backward,
     tiny_forward,
 )
+from tests.triton_targets import Compiled, compiling
 
 pytestmark = pytest.mark.triton
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 PASSES = {"row_step", "col_step", "last_step"}
+PASSES_BACK = {"output_adjoint", "value_step", "row_adjoint", "col_adjoint", "query_step", "key_step"}
 CAUSAL_PASSES = {"count_keys", "give_uniformly", "causal_row_step", "causal_col_step"}
 CAUSAL_PASSES_BACK = {"output_adjoint", "sums_adjoint", "causal_row_adjoint", "causal_query_step", "causal_key_step"}
-PASSES_BACK = {"output_adjoint", "value_step", "row_adjoint", "col_adjoint", "query_step", "key_step"}
 
-
-class Driver:
-    """A GPU that can be named but not launched on."""
-
-    def __init__(self, capability):
-        self.target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self):
-        return self.target
-
-    def get_current_device(self):
-        return self.target.arch
-
-    def get_current_stream(self, _device):
-        return 0
+# What a GPU grants one program of shared memory, and its registers: of 32 bits, per multiprocessor.
+SHARED = {"sm_75": 64, "sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
+SHARED |= {"gfx90a": 64, "gfx942": 64, "gfx1100": 64}
+# Bytes that a thread may spill in `head_backward`; nothing where nothing is said.
+SPILLS: dict[str, int] = {}
+REGISTERS = {"sm_": 2**16, "gfx9": 2**17, "gfx11": 3 * 2**15}
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
-    """Call it with a capability; kernels launched from then on are compiled for it and listed by name."""
-    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
-    kernels = {}
-    run = JITFunction.run
-
-    def compile_only(self, *args, **options):
-        kernel = run(self, *args, **{**options, "warmup": True})
-        kernels.setdefault(self.fn.__name__, []).append(kernel)
-        return kernel
-
-    def choose(capability):
-        monkeypatch.setattr(driver, "_active", Driver(capability))
-        return kernels
-
-    monkeypatch.setattr(JITFunction, "run", compile_only)
-    return choose
+def compiled(tmp_path):
+    """Call it with a GPU: kernels launched in that context are compiled for it and listed."""
+    return lambda gpu: compiling(gpu, str(tmp_path))
 
 
-def operands(dtype, d, e, full):
+def operands(dtype, n, m, width, full):
     """Tokens; masks, tau and a seed, or None for them. Heads lie beside features, as projections leave them."""
-    n, m = 257, 300
-    shapes = ((n, d), (m, d), (m, e))
-    q, k, v = (torch.zeros(2, rows, 3, width, dtype=dtype).transpose(1, 2) for rows, width in shapes)
+    q, k, v = (torch.zeros(2, rows, 3, width, dtype=dtype).transpose(1, 2) for rows in (n, m, m))
     masks = [None] * 6
     if full:
         token_masks = torch.ones(2, 1, n, dtype=torch.bool), torch.ones(2, 1, m, dtype=torch.bool)
@@ -89,91 +62,148 @@ def operands(dtype, d, e, full):
     return q, k, v, *masks
 
 
-def attend(dtype, d, e, n_iters, full):
-    """Forward and backward, with every option or with none."""
-    call = AttentionCall(*operands(dtype, d, e, full), None, n_iters, 0.1, full, 0.1, False)
-    out, f, excess = attention_forward(call, -1e30)
-    attention_backward(call, -1e30, d_out=out.to(dtype), out=out, f=f, excess=excess, needs_bias=full)
+def attend(dtype, width=64, n=1025, m=1100, n_iters=5, full=False, form="passes"):
+    """Forward and backward, with every option or with none, by the table's plan of that form."""
+    call = AttentionCall(*operands(dtype, n, m, width, full), None, n_iters, 0.1, full, 0.1, False)
+    plans = sizes.candidates(call)
+    plan = plans[-1] if form == "passes" else next(plan for plan in plans if getattr(plan, form) is not None)
+    out, f, excess = attention_forward(call, -1e30, plan)
+    saved = {"d_out": out.to(dtype), "out": out, "f": f, "excess": excess}
+    attention_backward(call, -1e30, **saved, needs_bias=full, plan=plan)
 
 
-def attend_causally(dtype, d, n_iters, full):
+def attend_causally(dtype, width=64, n_iters=5, full=False):
     """Forward and backward, with every option but the triangle, or with the triangle alone."""
-    tokens = operands(dtype, d, d, full)
+    tokens = operands(dtype, 257, 300, width, full)
     call = CausalAttentionCall(*tokens, None, None, None, n_iters, 0.1, full, 0.1, not full, False, 1)
     out, *_, starts = causal_forward(call, -1e30)
     causal_backward(call, -1e30, d_out=out.to(dtype), out=out, starts=starts, needs_bias=full)
 
 
-def check(kernels, capability):
-    for name, versions in kernels.items():
-        for kernel in versions:
-            assert re.search(rf"\.target sm_{capability}", kernel.asm["ptx"]), name
-            assert len(kernel.asm["cubin"]) > 0, name
-            # What GPUs since sm_80 grant a block, the small ones of a generation included.
-            assert kernel.metadata.shared <= 99 * 1024, name
+def longest(dtype, full, backward):
+    """The longest sequences, the two sides alike, of which the table gives a head to one program."""
+    for n in (128, 64, 32):
+        call = AttentionCall(*operands(dtype, n, n, 64, full), None, 3, 0.1, False, 0.1, False)
+        plan = sizes.candidates(call)[0]
+        if (plan.head_gradient if backward else plan.head) is not None:
+            return n
+    raise AssertionError("no head is offered to one program")
+
+
+def names(kernels):
+    return {kernel.name for kernel in kernels}
+
+
+def check(kernels: list[Compiled], gpu: str, spills: int = 0) -> None:
+    """Code for this GPU, that fits its shared memory and its registers with one program at least."""
+    assert kernels
+    file = next(size for name, size in REGISTERS.items() if gpu.startswith(name))
+    for kernel in kernels:
+        text = kernel.asm["ptx" if gpu.startswith("sm") else "amdgcn"]
+        assert re.search(rf"\.target {gpu}|amdhsa--{gpu}", text), kernel.name
+        assert kernel.shared <= SHARED[gpu] * 1024, kernel[:5]
+        assert kernel.registers * kernel.threads <= file, kernel[:5]
+        assert kernel.spills <= spills, kernel[:5]
+
+
+def tensor_cores(kernels, *wanted):
+    text = "".join(kernel.asm["ptx"] for kernel in kernels if kernel.name in wanted)
+    return "mma" in text
+
+
+@pytest.mark.parametrize("gpu", SHARED)
+def test_a_head_in_one_program(gpu, compiled):
+    """At the largest sizes that the table offers this GPU."""
+    with compiled(gpu) as kernels:
+        for backward in (False, True):
+            n = longest(torch.float16, False, backward)
+            attend(torch.float16, n=n - 3, m=n - 5, form="head_gradient" if backward else "head")
+    heads = [kernel for kernel in kernels if kernel.name in ("head_forward", "head_backward")]
+    assert names(heads) == {"head_forward", "head_backward"}
+    check(heads, gpu, SPILLS.get(gpu, 0))
+
+
+@pytest.mark.parametrize("gpu", SHARED)
+def test_attention_in_passes(gpu, compiled):
+    with compiled(gpu) as kernels:
+        attend(torch.bfloat16 if gpu != "sm_75" else torch.float16)
+    assert names(kernels) == PASSES | PASSES_BACK
+    check(kernels, gpu)
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "gfx942"])
+def test_a_row_and_a_column_step_in_one_pass(gpu, compiled):
+    with compiled(gpu) as kernels:
+        attend(torch.float16, n=197, m=197, form="pair")
+    found = [kernel for kernel in kernels if kernel.name in ("row_and_column_step", "add_up_columns")]
+    assert len(found) == 3  # the first one finds the rows' maxima
+    check(found, gpu)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("capability", [80, 90])
-def test_attention_with_every_option(capability, dtype, compiled):
-    kernels = compiled(capability)
-    attend(dtype, 64, 64, 5, full=True)
-    assert kernels.keys() == PASSES | PASSES_BACK | {"find_valid_lines"}
-    check(kernels, capability)
-    products = "".join(kernels[name][0].asm["ptx"] for name in ("last_step", "query_step", "key_step"))
+@pytest.mark.parametrize("form", ["passes", "head_gradient"])
+def test_attention_with_every_option(form, dtype, compiled):
+    n = 257 if form == "passes" else 61
+    with compiled("sm_80") as kernels:
+        attend(dtype, n=n, m=n, full=True, form=form)
+    wanted = {"passes": PASSES | PASSES_BACK, "head_gradient": {"head_forward", "head_backward"}}[form]
+    assert names(kernels) == wanted | {"find_valid_lines"}
+    check(kernels, "sm_80", 64)
     # Half precision goes through tensor cores; float32 must not, where they would cut it to ten bits.
-    assert ("mma" in products) == (dtype != torch.float32)
-
-
-@pytest.mark.parametrize("n_iters", [1, 4])
-def test_attention_without_options(n_iters, compiled):
-    kernels = compiled(80)
-    attend(torch.bfloat16, 40, 96, n_iters, full=False)
-    assert kernels.keys() >= {"last_step", "output_adjoint", "value_step", "query_step", "key_step"}
-    check(kernels, 80)
+    assert tensor_cores(kernels, *wanted) == (dtype != torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_wide_heads_fit_shared_memory(dtype, compiled):
-    kernels = compiled(80)
-    attend(dtype, 256, 256, 1, full=False)
-    check(kernels, 80)
+def test_wide_heads_fit(dtype, compiled):
+    with compiled("sm_80") as kernels:
+        attend(dtype, width=256, n_iters=1)
+    check(kernels, "sm_80")
+    assert max(kernel.shared for kernel in kernels) <= 99 * 1024  # on the small GPUs of a generation too
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
-def test_causal_attention_with_every_option(capability, dtype, compiled):
-    kernels = compiled(capability)
-    attend_causally(dtype, 64, 5, full=True)
-    assert kernels.keys() == CAUSAL_PASSES | CAUSAL_PASSES_BACK
-    check(kernels, capability)
-    products = "".join(kernels[name][-1].asm["ptx"] for name in ("causal_query_step", "causal_key_step"))
-    assert ("mma" in products) == (dtype != torch.float32)
+@pytest.mark.parametrize(("gpu", "dtype"), [("sm_80", torch.bfloat16), ("sm_90", torch.float32)])
+def test_causal_attention_with_every_option(gpu, dtype, compiled):
+    with compiled(gpu) as kernels:
+        attend_causally(dtype, full=True)
+    assert names(kernels) == CAUSAL_PASSES | CAUSAL_PASSES_BACK
+    check(kernels, gpu, 512)
+    assert tensor_cores(kernels, "causal_query_step", "causal_key_step") == (dtype != torch.float32)
+
+
+@pytest.mark.parametrize("gpu", SHARED)
+def test_causal_attention(gpu, compiled):
+    with compiled(gpu) as kernels:
+        attend_causally(torch.float16, n_iters=3)
+    assert names(kernels) == CAUSAL_PASSES | CAUSAL_PASSES_BACK
+    check(kernels, gpu)
 
 
 @pytest.mark.parametrize(("dtype", "n_iters"), [(torch.float16, 3), (torch.float32, 1)])
-def test_wide_causal_heads_fit_shared_memory(dtype, n_iters, compiled):
-    kernels = compiled(90)
-    attend_causally(dtype, 256, n_iters, full=False)
-    check(kernels, 90)
+def test_wide_causal_heads_fit(dtype, n_iters, compiled):
+    with compiled("sm_90") as kernels:
+        attend_causally(dtype, 256, n_iters)
+    check(kernels, "sm_90", 512)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("capability", [80, 90])
-def test_tiny_matrices_stay_in_registers(capability, dtype, compiled, tmp_path):
-    kernels = compiled(capability)
-    scores = torch.zeros(1000, 4, 4, dtype=dtype)
-    tiny_backward(tiny_forward(scores, None, 20), scores, None, 20)
-    if dtype == torch.float32:
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "gfx942"])
+def test_tiny_matrices_stay_in_registers(gpu, compiled):
+    with compiled(gpu) as kernels:
+        for dtype in DTYPES:
+            scores = torch.zeros(1000, 4, 4, dtype=dtype)
+            tiny_backward(tiny_forward(scores, None, 20), scores, None, 20)
         scores, tau = torch.zeros(7, 61, 64), torch.zeros(7)
         tiny_backward(tiny_forward(scores, tau, 5), scores, tau, 5)
-    assert kernels.keys() == {"_forward", "_backward"}
-    check(kernels, capability)
-    for kernel in (kernel for versions in kernels.values() for kernel in versions):
-        file = tmp_path / "kernel.cubin"
-        file.write_bytes(kernel.asm["cubin"])
-        usage = subprocess.run(
-            [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file], capture_output=True, text=True
-        )
-        stack = re.search(r"STACK:(\d+)", usage.stdout)
-        assert stack, usage
-        assert int(stack[1]) <= 64  # bytes a thread: a call frame, not a matrix
+    assert len(kernels) == 8
+    check(kernels, gpu)
+
+
+if __name__ == "__main__":
+    for gpu in sys.argv[1:]:
+        with compiling(gpu, tempfile.mkdtemp()) as kernels:
+            attend(torch.float16)
+            attend(torch.float16, n=128, m=128, form="head")
+            attend(torch.float16, n=256, m=256, form="pair")
+            attend_causally(torch.float16)
+        for kernel in kernels:
+            sizes_of = f"{kernel.registers} registers, {kernel.spills} spilled, {kernel.shared} shared"
+            print(f"{gpu:8}{kernel.name:24}{sizes_of}, {kernel.threads} threads")

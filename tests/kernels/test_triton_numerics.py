@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the triton extra is not installed")
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("file", ["test_triton_interpreted.py", "test_triton_causal_interpreted.py"])
+@pytest.mark.parametrize("file", [f"test_triton_{which}interpreted.py" for which in ("", "causal_", "auto_", "costs_")])
 def test_in_the_interpreter(file):
     """`TRITON_INTERPRET=1 python -m pytest tests/kernels/test_triton_interpreted.py` shows every test by name."""
     run = subprocess.run(

@@ -2,6 +2,15 @@
 
 from sinkformers.attention.causal import CacheLayer, SinkhornCache
 from sinkformers.attention.functional import backend_for, sinkhorn_attention
+from sinkformers.attention.tune import Tuning, tune
 from sinkformers.attention.with_weights import attention_with_weights
 
-__all__ = ["CacheLayer", "SinkhornCache", "attention_with_weights", "backend_for", "sinkhorn_attention"]
+__all__ = [
+    "CacheLayer",
+    "SinkhornCache",
+    "Tuning",
+    "attention_with_weights",
+    "backend_for",
+    "sinkhorn_attention",
+    "tune",
+]

@@ -11,7 +11,7 @@ from sinkformers.core.operator import Operator
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.state import empty_state
 
-BACKENDS = Backends(Native(), Torch(), Triton(), Reference())
+BACKENDS = Backends(Native(), Triton(), Torch(), Reference())
 
 
 def _fake(call: AttentionCall, backend: str) -> AttentionResult:

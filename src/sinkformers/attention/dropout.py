@@ -33,10 +33,12 @@ def dropout_mask(
     like: Tensor,
     *,
     first_row: int = 0,
+    first_column: int = 0,
 ) -> Tensor:
     """The factors of the weights (*lead, n, m): 0 or 1/(1 − p), in the dtype and on the device of `like`.
 
-    `heads` (*lead) numbers the heads; without it they are numbered in order. The rows are those from `first_row` on.
+    `heads` (*lead) numbers the heads; without it they are numbered in order. The rows are those from `first_row` on,
+    and the columns those from `first_column` on.
     """
     if dropout_p == 1:
         return like.new_zeros((*lead, n, m))
@@ -46,7 +48,7 @@ def dropout_mask(
     key = _mix((_mix(_mix(seed & _WORD) ^ (seed >> 32)) + heads * 0x9E3779B9) & _WORD)
     rows, cols = (torch.arange(size, device=like.device) for size in (n, m))
     row_key = _mix((key[..., None] + (first_row + rows) * 0x85EBCA6B) & _WORD)
-    bits = _mix((row_key[..., None] + cols * 0xC2B2AE35) & _WORD)
+    bits = _mix((row_key[..., None] + (first_column + cols) * 0xC2B2AE35) & _WORD)
     return (bits >= int(dropout_p * 2**32)).to(like.dtype) / (1 - dropout_p)
 
 

@@ -1,7 +1,7 @@
 """`sinkhorn_attention`: attention as users call it."""
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,13 @@ from sinkformers.core import checks
 from sinkformers.core.arguments import relaxation_tensor, with_rank
 from sinkformers.core.backend import Backend
 from sinkformers.core.limit import HasEvidence, warn_unconverged
+from sinkformers.distributed import active_group
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+_USUAL = (Tensor, torch.nn.Parameter)  # types that are no DTensors
 
 
 def sinkhorn_attention(
@@ -59,6 +66,8 @@ def sinkhorn_attention(
     allow_one_way_mask: bool = False,
     causal: str | None = None,
     cache: CacheLayer | None = None,
+    group: "ProcessGroup | DeviceMesh | None" = None,
+    kv: str | None = None,
 ) -> Tensor:
     """Attention whose weights are normalised by Sinkhorn's algorithm instead of SoftMax.
 
@@ -94,6 +103,12 @@ def sinkhorn_attention(
             decoder is causal too. `n_iters` is odd and finite.
         cache: one layer of a `SinkhornCache`, `cache[0]` for instance, with the tokens before these. Masks then have
             all keys, the cached ones first. Gradients do not flow into the cache.
+        group: a process group or a one-dimensional `DeviceMesh` whose ranks share the sequences (docs/distributed.md).
+            The tokens are then those of this rank, which follow those of the ranks before it. `query_mask` and
+            `key_mask` have this rank's tokens. `attn_mask` has its queries and the keys of all ranks, or one row for
+            all queries and the keys of every rank for itself.
+        kv: how the keys and values of other ranks get here: `"gather"`, the default, or `"ring"`, which holds those of
+            two ranks at a time and sends them in every pass. It goes with `group`.
 
     Returns:
         (…, n, e) in the dtype of the query. Masked queries give zeros.
@@ -111,7 +126,7 @@ def sinkhorn_attention(
     """
     plan = _plan(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, n_iters, tau, cost, query_mask, key_mask,
-        gradient, tol, max_iters, backend, allow_one_way_mask, causal, cache,
+        gradient, tol, max_iters, backend, allow_one_way_mask, causal, cache, group, kv,
     )  # fmt: skip
     return plan.function(*plan.arguments)
 
@@ -128,16 +143,19 @@ def backend_for(*args: Any, **kwargs: Any) -> str:
         >>> sinkformers.backend_for(q, k, v, n_iters=5, backend="torch"), sinkformers.backend_for(q, k, v, n_iters=1)
         ('torch', 'sdpa')
     """
+    return plan_attention(*args, **kwargs).backend
+
+
+def plan_attention(*args: Any, **kwargs: Any) -> Plan:
+    """How a call of `sinkhorn_attention` with these arguments is served."""
     bound = inspect.signature(sinkhorn_attention).bind(*args, **kwargs)
     bound.apply_defaults()
-    return _plan(*bound.arguments.values()).backend
+    return _plan(*bound.arguments.values())
 
 
 def attention_with_evidence(*args: Any, **kwargs: Any) -> tuple[Tensor, HasEvidence | None]:
     """`sinkhorn_attention` that also returns how each head converged at `n_iters=math.inf`; None for other calls."""
-    bound = inspect.signature(sinkhorn_attention).bind(*args, **kwargs)
-    bound.apply_defaults()
-    plan = _plan(*bound.arguments.values())
+    plan = plan_attention(*args, **kwargs)
     if plan.function is not _run_to_the_limit:
         return plan.function(*plan.arguments), None
     result = _find_limit(*plan.arguments)
@@ -165,8 +183,21 @@ def _plan(
     allow_one_way_mask: bool,
     causal: str | None,
     cache: CacheLayer | None,
+    group: Any,
+    kv: str | None,
 ) -> Plan:
     """Check the arguments of `sinkhorn_attention`, describe the call, and choose its backend."""
+    if group is not None or active_group() is not None or type(query) not in _USUAL:
+        from sinkformers.attention.sharded import Arguments, plan_in_group
+
+        plan = plan_in_group(group, kv, Arguments(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, n_iters, tau, cost, query_mask,
+            key_mask, gradient, tol, max_iters, backend, allow_one_way_mask, causal, cache,
+        ))  # fmt: skip
+        if plan is not None:
+            return plan
+    elif kv is not None:
+        raise ValueError(f"{CALLER}: kv says how tokens reach the ranks of a group; got kv={kv!r} and no group.")
     no_masks = attn_mask is None and query_mask is None and key_mask is None and not is_causal
     usual = no_masks and type(n_iters) is int and n_iters > 1 and type(tau) is float and tau == 1
     usual = usual and type(dropout_p) is float and dropout_p == 0 and cost == "dot" and gradient in (None, "unrolled")
@@ -176,7 +207,7 @@ def _plan(
         assert isinstance(n_iters, int)
         call = AttentionCall(query, key, value, *NO_MASKS, None, None, None, n_iters, scale, False, 0.0, False)
         chosen = BACKENDS.choose(CALLER, backend, call)
-        return Plan(chosen.name, _run, (call, chosen))
+        return Plan(chosen.name, _run, (call, chosen), BACKENDS, call)
     query, key, value = check_tokens(query, key, value, enable_gqa)
     n_iters = checks.iterations(CALLER, n_iters)
     stop = check_stop(n_iters, gradient, tol, max_iters)
@@ -225,7 +256,8 @@ def _plan(
     chosen = backends.choose(CALLER, backend, call)
     if empty:
         return Plan(chosen.name, no_output, (query, key, value, masks.bias, relaxation))
-    return Plan(chosen.name, _run if isinstance(call, AttentionCall) else _run_to_the_limit, (call, chosen))
+    function = _run if isinstance(call, AttentionCall) else _run_to_the_limit
+    return Plan(chosen.name, function, (call, chosen), backends, call)
 
 
 def _run(call: AttentionCall, backend: Backend) -> Tensor:

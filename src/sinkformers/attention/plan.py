@@ -5,13 +5,20 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from sinkformers.core.backend import Backends
+
 
 class Plan(NamedTuple):
-    """The name of the backend, and the function to call with its arguments."""
+    """The name of the backend, and the function to call with its arguments.
+
+    Where a table of backends was asked, the plan has the table and the call too.
+    """
 
     backend: str
     function: Callable[..., Tensor]
     arguments: tuple[Any, ...]
+    backends: Backends | None = None
+    call: Any = None
 
 
 def no_output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, tau: float | Tensor) -> Tensor:

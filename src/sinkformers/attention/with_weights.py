@@ -18,6 +18,7 @@ from sinkformers.core.causal import causal_iterations, causal_sinkhorn
 from sinkformers.core.modes import without_autocast
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.sinkhorn import sinkhorn
+from sinkformers.distributed import refuse_in_parallel
 
 
 def attention_with_weights(
@@ -36,6 +37,7 @@ def attention_with_weights(
     causal: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`sinkhorn_attention` that also returns the weights (…, n, m), after dropout."""
+    refuse_in_parallel("Attention that returns its weights", "no rank computes them all. Pass need_weights=False.")
     query, key, value = check_tokens(query, key, value, False)
     masks = check_masks(attn_mask, query_mask, key_mask, query, key.shape[-2])
     if causal == "prefix":

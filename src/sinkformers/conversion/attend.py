@@ -11,11 +11,12 @@ from sinkformers.attention import CacheLayer, attention_with_weights, sinkhorn_a
 from sinkformers.attention.functional import attention_with_evidence
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.attention.with_weights import attention_scores
-from sinkformers.conversion.in_order import WATCHER, attend_in_order
+from sinkformers.conversion.in_order import WATCHER, attend_in_order, masked_scores
 from sinkformers.conversion.settings import Settings, is_softmax, tau_of
 from sinkformers.core import LimitInfo, causal_sinkhorn, checks, sinkhorn, sinkhorn_limit
 from sinkformers.core.limit import HasEvidence
 from sinkformers.core.ranges import masked_bias
+from sinkformers.distributed import refuse_in_parallel
 
 WARNED = "_sinkhorn_warned"  # set on a module after its warning, which is given once
 REMEDY = (
@@ -46,6 +47,9 @@ def attend(
 
     Masks are those of `sinkhorn_attention`; `is_causal` and `cache` are for modules whose settings have `causal`.
     """
+    if need_weights or module.__dict__.get(WATCHER) is not None:
+        name = type(module).__name__
+        refuse_in_parallel(name, "no rank computes all weights. Leave watch_attention and returned weights out.")
     problem: dict[str, Any] = {"scale": scale, "query_mask": query_mask, "key_mask": key_mask}
     if settings.causal is not None:
         order: dict[str, Any] = {"enable_gqa": enable_gqa, "is_causal": is_causal, "cache": cache, **problem}
@@ -71,9 +75,10 @@ def attend(
         (out, evidence), returned = attention_with_evidence(query, key, value, attn_mask, dropout_p, **options), None
     if watcher is not None:
         with torch.no_grad():
-            weights, info = _weights(attention_scores(query, key, attn_mask, **problem), **steps)
+            scores = attention_scores(query, key, attn_mask, **problem)
+            weights, info = _weights(scores, **steps)
             evidence = info if evidence is None else evidence
-            watcher.record(weights.to(out.dtype), attn_mask, query_mask, key_mask, evidence)
+            watcher.record(weights.to(out.dtype), attn_mask, query_mask, key_mask, evidence, scores=scores)
     return out, returned
 
 
@@ -87,6 +92,7 @@ def normalise(
         softmax: the weights, if they are SoftMax and known already.
     """
     n, m = scores.shape[-2:]
+    refuse_in_parallel(type(module).__name__, "it computes scores of this rank's tokens alone by itself.")
     if settings.causal is not None:
         return _normalise_in_order(module, settings, scores, mask, softmax)
     _warn_of_single_query(module, settings, n, m)
@@ -101,8 +107,9 @@ def normalise(
         if settings.n_iters == math.inf:
             with torch.no_grad():
                 info = _weights(scores, **steps)[1]
-        shown, valid = (None if each is None else _four_axes(each) for each in (weights.detach(), mask))
-        watcher.record(shown, valid, None, None, info)
+        valid = None if mask is None else _four_axes(mask)
+        seen = _four_axes(masked_scores(scores.detach(), mask))
+        watcher.record(_four_axes(weights.detach()), valid, None, None, info, scores=seen)
     return weights
 
 
@@ -117,7 +124,9 @@ def _normalise_in_order(
     weights = causal_sinkhorn(scores, mask=mask, **steps) if softmax is None else softmax
     watcher = module.__dict__.get(WATCHER)
     if watcher is not None:
-        watcher.record(_four_axes(weights.detach()), _four_axes(mask.expand(scores.shape)), None, None, in_order=True)
+        seen = _four_axes(masked_scores(scores.detach(), mask))
+        valid = _four_axes(mask.expand(scores.shape))
+        watcher.record(_four_axes(weights.detach()), valid, None, None, in_order=True, scores=seen)
     return weights
 
 

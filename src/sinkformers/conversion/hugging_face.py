@@ -132,8 +132,20 @@ def note_cache(positions: dict[str, int], module: nn.Module, args: Any, kwargs: 
     if past is not None:
         is_cross = any(found.get(name) is not None for name in SOURCE_ARGUMENTS)
         module.__dict__[PAST] = past, is_cross
+        announce(module, past, is_cross)
     elif PAST in module.__dict__:  # left there by a call that raised
         del module.__dict__[PAST]
+
+
+def announce(module: nn.Module, past: Any, is_cross: bool) -> None:
+    """Tell the layer of a cache that the keys that come next are counted, if it is one that carries column sums.
+
+    A layer refuses other keys: those of a model that is not converted, and shares the cache.
+    """
+    cache = getattr(past, "cross_attention_cache" if is_cross else "self_attention_cache", past)
+    layers, number = getattr(cache, "layers", ()), getattr(module, "layer_idx", None)
+    if isinstance(number, int) and number < len(layers) and hasattr(layers[number], "is_announced"):
+        layers[number].is_announced = True
 
 
 def is_causal_without_a_mask(module: nn.Module) -> bool:

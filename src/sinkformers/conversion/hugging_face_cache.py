@@ -31,6 +31,7 @@ class CarriesSums(CacheLayerMixin):
     queries: int  # how many the sums have counted
     settings: Settings  # of the module that counted them
     has_graph: bool  # whether gradients would have to flow through the sums, which have none
+    is_announced = False  # whether the next keys come from a converted module, which counts what they receive
 
     def begin(self, settings: Settings, *, grows: bool) -> None:
         self.sums, self.queries, self.settings, self.has_graph = ColumnSums(grows=grows), 0, settings, False
@@ -38,6 +39,12 @@ class CarriesSums(CacheLayerMixin):
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if getattr(self, "record_past", False):
             _refuse_rollback()
+        if not self.is_announced:
+            raise ValueError(
+                "sinkformers: this cache was filled by a model with causal Sinkhorn attention, and is continued by a "
+                "module that is not converted, so the column sums would lack its queries. Begin with a new cache."
+            )
+        self.is_announced = False
         return super().update(*args, **kwargs)  # pyright: ignore[reportAbstractUsage]
 
     def counted(self, queries: int, *, has_graph: bool) -> None:

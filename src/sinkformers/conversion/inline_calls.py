@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinkformers.conversion.inline_source import Method, method
 
-_DROPOUT = (F.dropout, torch.dropout, torch.masked_fill)
+_DROPOUT = (F.dropout, torch.dropout)
 _MATMUL = (torch.matmul, torch.bmm)
 _SOFTMAX = (F.softmax, torch.softmax)
 

@@ -6,41 +6,34 @@ comes. What is not understood is not weights.
 """
 
 import ast
-import re
+from typing import Any
 
 import torch
 from torch import nn
 
-from sinkformers.conversion.inline_calls import Site, is_matmul, keeps_weights, number, resolve, softmax_calls
+from sinkformers.conversion.inline_calls import is_matmul, keeps_weights, number, resolve, softmax_calls
 from sinkformers.conversion.inline_source import Method, method
-from sinkformers.conversion.inline_values import Key, Value, Weights, joined, part_of, transposed
+from sinkformers.conversion.inline_values import (
+    Findings,
+    Node,
+    Value,
+    Weights,
+    index_of,
+    joined,
+    may_be_tokens,
+    part_of,
+    transposed,
+)
 
-# Arguments that are no tokens, though they may reach keys and not queries: positions, masks, caches. What is no tensor
-# needs no mention here.
-_NO_TOKENS = re.compile(r"pos|past|cache|mask|bias|freq|^cos|^sin|^rel|_rel|^seg|^output_|^attn_prompt")
-_EMBEDDINGS = re.compile(r"emb")
-_OTHERS = re.compile(r"encoder|context|memory|cross|source|src|key|kv", re.IGNORECASE)  # whose embeddings are tokens
 _SPLITS = ("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit")
 _SEQUENCES = ("list", "tuple", "iter", "map", "reversed")
 _SHAPES = ("shape", "dtype", "device", "ndim", "size", "dim")
-_KEEP = ("to", "type", "type_as", "float", "half", "double", "contiguous", "clone", "masked_fill")
+_KEEP = ("to", "type", "type_as", "float", "half", "double", "contiguous", "clone")
 _VIEW = ("view", "reshape", "view_as", "reshape_as", "unsqueeze", "squeeze", "flatten", "unflatten")
 _SWAPS = ({(-1, -2), (-2, -1)}, {(0, 2, 1)})
 
 
 ANY = "*"  # before the name of a source that holds any number of arguments
-
-
-class Findings:
-    """What was found in the methods of a module that its `forward` leads to."""
-
-    def __init__(self) -> None:
-        self.sites: dict[Key, Site] = {}
-        self.scores: dict[Key, Value] = {}
-        self.proven: set[Key] = set()  # sites whose weights are multiplied with values
-        self.looped: set[Key] = set()  # sites inside of loops, which may be given their own weights
-        self.changed: set[Key] = set()  # sites whose weights are changed in place
-        self.operands: list[tuple[str, ast.expr]] = []  # viewed weights in such products: checked when they run
 
 
 def findings(module: nn.Module) -> Findings | None:
@@ -49,16 +42,12 @@ def findings(module: nn.Module) -> Findings | None:
     if forward is None:
         return None
     found = Findings()
-    tokens = {name for name in forward.parameters if _may_be_tokens(name)}
+    tokens = {name for name in forward.parameters if may_be_tokens(name)}
     names = {name: Value(sources=frozenset({name} & tokens), bare=True) for name in forward.parameters}
     rest = (forward.tree.args.vararg, forward.tree.args.kwarg)
     names |= {each.arg: Value(sources=frozenset({ANY + each.arg})) for each in rest if each is not None}
     _Flow(module, forward, names, found, ())
     return found
-
-
-def _may_be_tokens(name: str) -> bool:
-    return not _NO_TOKENS.search(name) and (not _EMBEDDINGS.search(name) or bool(_OTHERS.search(name)))
 
 
 class _Flow:
@@ -79,6 +68,7 @@ class _Flow:
         self.sites = {(method.tree.name, number): site for number, site in enumerate(softmax_calls(module, method))}
         found.sites |= self.sites
         self.returns = Value()
+        self.seen: dict[int, Value] = {}  # what is known of the expressions of the current statement
         self._block(method.tree.body)
 
     def _block(self, statements: list[ast.stmt]) -> None:
@@ -86,6 +76,7 @@ class _Flow:
             self._statement(statement)
 
     def _statement(self, statement: ast.stmt) -> None:
+        self.seen.clear()
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             value = self._value(statement.value)
@@ -120,6 +111,7 @@ class _Flow:
                 self._assign(each, part, self._value(part) if same else part_of(value, str(position)), adds)
         elif isinstance(target, ast.Name):
             if adds:  # of weights and something else it is not known what becomes
+                self.found.changed |= {each.site for each in self.names.get(target.id, Value()).weights}
                 value = self.names.get(target.id, Value()).join(value)._replace(weights=frozenset())
             self.names[target.id] = value
         else:
@@ -135,10 +127,39 @@ class _Flow:
 
     def _value(self, node: ast.expr) -> Value:
         """Return what is known of an expression, and note products of weights with values in it."""
-        value = self._known(node)
+        if id(node) in self.seen:
+            return self.seen[id(node)]
+        value = self.seen[id(node)] = self._evaluated(node)
+        return value
+
+    def _evaluated(self, node: ast.expr) -> Value:
+        value = self._noted(node, self._known(node))
         if not value.bare or isinstance(node, ast.Name | ast.IfExp | ast.BoolOp) or self._keeps_parts(node):
             return value
         return value._replace(bare=False)
+
+    def _noted(self, node: ast.expr, value: Value) -> Value:
+        """Return the value with the note that weights were changed, if they go into an expression that changes them."""
+        if isinstance(node, ast.BinOp):
+            given = [node.left, node.right]
+        elif isinstance(node, ast.Call) and node not in (site.call for site in self.sites.values()):
+            owner = node.func if isinstance(node.func, ast.Attribute) and node.func.attr not in _SHAPES else None
+            given = [*node.args, *([] if owner is None else [owner.value])]
+        else:
+            return value
+        holders = [each for each in given if self._value(each).weights]
+        masks = isinstance(node, ast.Call) and self._masks(node)
+        if not holders or (value.weights and not masks):
+            return value
+        inner = holders[0] if len(holders) == 1 else None
+        number = index_of(self.found.alterations, Node(self.method.tree.name, node, inner))
+        weights = self._value(holders[0]).weights if masks and inner is not None else value.weights
+        return value._replace(weights=weights, altered=value.altered | {number})
+
+    def _masks(self, node: ast.Call) -> bool:
+        function = resolve(node.func, self.module, self.method)
+        is_method = isinstance(node.func, ast.Attribute) and function is None and node.func.attr == "masked_fill"
+        return is_method or (function is torch.masked_fill and len(node.args) == 3)
 
     def _keeps_parts(self, node: ast.expr) -> bool:
         """Return whether an expression splits an argument, or does the same with each of its parts."""
@@ -156,7 +177,7 @@ class _Flow:
                 scores = self._value(site.scores)
                 self.found.looped |= {key} if self.loops else set()
                 self.found.scores[key] = scores.join(self.found.scores.get(key, Value()))
-                return scores._replace(weights=frozenset([Weights(key)]), softmax=True)
+                return scores._replace(weights=frozenset([Weights(key)]), softmax=True, altered=frozenset())
         if isinstance(node, ast.Name):
             return self.names.get(node.id, Value())
         if isinstance(node, ast.Attribute):
@@ -222,6 +243,9 @@ class _Flow:
         if target.attr in ("matmul", "bmm") and len(node.args) == 1:
             return self._product(target.value, node.args[0])
         parts = base.join(joined(self._children(node)))._replace(weights=frozenset())
+        factors = [*node.args, *(each.value for each in node.keywords if each.arg in ("batch1", "batch2"))]
+        if target.attr == "baddbmm" and len(factors) > 1:  # a product that is added to a bias
+            return self._product(*factors[:2]).join(base)._replace(weights=frozenset())
         if target.attr in _KEEP:
             return parts._replace(weights=base.weights)
         if target.attr in _VIEW:
@@ -235,11 +259,12 @@ class _Flow:
     def _product(self, left: ast.expr, right: ast.expr) -> Value:
         one, two = self._value(left), self._value(right)
         if not two.softmax:
-            self._prove(left, [each for each in one.weights if not each.transposed])
+            self._prove(left, [each for each in one.weights if not each.transposed], one)
         if not one.softmax:
-            self._prove(right, [each for each in two.weights if each.transposed])
+            self._prove(right, [each for each in two.weights if each.transposed], two)
         both = one.join(two)
-        sides = {"left": both.left | one.sources, "right": both.right | two.sources}
+        sides: dict[str, Any] = {"left": both.left | one.sources, "right": both.right | two.sources}
+        sides["factors"] = both.factors | {self._factor(left)}
         return both._replace(weights=frozenset(), product=True, **sides)
 
     def _einsum(self, node: ast.Call) -> Value:
@@ -258,12 +283,20 @@ class _Flow:
                 rows, columns = letters[which][-2:] if not each.transposed else letters[which][-2:][::-1]
                 contracts = columns in letters[other] and columns not in output
                 if contracts and rows in output and rows not in letters[other] and not values[other].softmax:
-                    self._prove(operands[which], [each])
-        sides = {"left": both.left | values[0].sources, "right": both.right | values[1].sources}
+                    self._prove(operands[which], [each], values[which])
+        sides: dict[str, Any] = {"left": both.left | values[0].sources, "right": both.right | values[1].sources}
+        added = [letter for letter in letters[0] if letter in letters[1] and letter not in output]
+        if len(added) == 1 and "." not in letters[0]:
+            axis = letters[0].index(added[0]) - len(letters[0])
+            sides["factors"] = both.factors | {self._factor(operands[0], axis)}
         return both._replace(product=True, **sides)
 
-    def _prove(self, operand: ast.expr, weights: list[Weights]) -> None:
+    def _factor(self, node: ast.expr, axis: int = -1) -> int:
+        return index_of(self.found.factors, Node(self.method.tree.name, node, axis=axis))
+
+    def _prove(self, operand: ast.expr, weights: list[Weights], value: Value) -> None:
         self.found.proven |= {each.site for each in weights}
+        self.found.altered |= value.altered if weights else set()
         note = (self.method.tree.name, operand)
         if any(each.viewed for each in weights) and note not in self.found.operands:
             self.found.operands.append(note)

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sinkformers.conversion.inline_flow import Findings
 from sinkformers.conversion.inline_source import Method, compiled, method
-from sinkformers.conversion.inline_values import Key
+from sinkformers.conversion.inline_values import Findings, Key
 
 WEIGHTS = "_sinkhorn_weights"  # called in place of SoftMax
 OPERAND = "_sinkhorn_operand"  # called with weights that were viewed in another shape before they are used
+BEFORE = "_sinkhorn_before"  # called with weights that an expression changes
+AFTER = "_sinkhorn_after"  # called with what it makes of them
+FACTOR = "_sinkhorn_factor"  # called with the first factor of scores
 CROSSES = "_sinkhorn_crosses"  # called at the start of `forward`
 _CROSS = "_sinkhorn_cross"  # the local variable with its answer
 
@@ -24,10 +26,11 @@ class Change(NamedTuple):
 
     method: str
     call: int
-    scores: int = -1  # none: `call` is weights that were viewed
+    scores: int = -1  # none: `call` is an expression that is passed through a method
     dim: int = -1
     dtype: int = -1
     mask: int = -1
+    through: str = WEIGHTS
 
 
 class Plan(NamedTuple):
@@ -55,8 +58,15 @@ def changes(kind: type[nn.Module], found: Findings, sites: list[Key]) -> tuple[C
         assert site.dim is not None
         extra = [-1 if node is None else at[id(node)] for node in (site.dtype, site.mask)]
         made.append(Change(key[0], at[id(site.call)], at[id(site.scores)], site.dim, *extra))
-    made += [Change(name, _positions(kind, name)[id(node)]) for name, node in found.operands]
-    return tuple(made)
+    through = [(name, node, OPERAND, -1) for name, node in found.operands]
+    for each in (found.alterations[number] for number in sorted(found.altered)):
+        assert each.inner is not None
+        through += [(each.method, each.inner, BEFORE, -1), (each.method, each.node, AFTER, -1)]
+    numbers = frozenset().union(*(found.scores[key].factors for key in sites))
+    factors = (found.factors[number] for number in sorted(numbers))
+    through += [(each.method, each.node, FACTOR, each.axis) for each in factors]
+    made += [Change(name, _positions(kind, name)[id(node)], dim=dim, through=to) for name, node, to, dim in through]
+    return tuple(dict.fromkeys(made))
 
 
 def _positions(kind: type[nn.Module], name: str) -> dict[int, int]:
@@ -97,7 +107,8 @@ def _changed(found: Method, plan: Plan) -> Method:
     replaced: dict[int, ast.expr] = {}
     for change in plan.changes:
         if change.method == tree.name:
-            replaced[id(nodes[change.call])] = _call(nodes, change, own, guarded)
+            place = id(nodes[change.call])
+            replaced[place] = _call(nodes, change, own, guarded, replaced.get(place))
     tree = _Replace(replaced).visit(tree)
     if guarded:
         names = ", ".join(
@@ -110,12 +121,13 @@ def _changed(found: Method, plan: Plan) -> Method:
     return Method(found.function, tree)
 
 
-def _call(nodes: list[ast.AST], change: Change, own: str, guarded: bool) -> ast.expr:
+def _call(nodes: list[ast.AST], change: Change, own: str, guarded: bool, already: ast.expr | None) -> ast.expr:
+    """Return the call in the place of a node, for which there may be another call already."""
     call: Any = nodes[change.call]
-    name = OPERAND if change.scores < 0 else WEIGHTS
-    function = ast.Attribute(ast.Name(own, ast.Load()), name, ast.Load())
+    function = ast.Attribute(ast.Name(own, ast.Load()), change.through, ast.Load())
     if change.scores < 0:
-        return ast.copy_location(ast.Call(function, [call], []), call)
+        axis = [ast.Constant(change.dim)] if change.through == FACTOR else []
+        return ast.copy_location(ast.Call(function, [call if already is None else already, *axis], []), call)
     given: dict[str, Any] = {"dim": ast.Constant(change.dim)}
     given |= {key: nodes[at] for key, at in (("dtype", change.dtype), ("mask", change.mask)) if at >= 0}
     if change.mask >= 0:

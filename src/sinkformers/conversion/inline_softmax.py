@@ -25,10 +25,12 @@ from sinkformers.conversion.adapter import (
     names_used,
     set_on_instance,
 )
-from sinkformers.conversion.attend import WARNED, normalise
-from sinkformers.conversion.inline_flow import ANY, Findings, findings
+from sinkformers.conversion.attend import WARNED, normalise, refuse_unknown_cache
+from sinkformers.conversion.inline_checks import among_features, changed, number_of_heads
+from sinkformers.conversion.inline_flow import ANY, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
 from sinkformers.conversion.inline_rewrite import Plan, changes, digest, rewritten
+from sinkformers.conversion.inline_values import Findings
 from sinkformers.conversion.intercept import CALLS, Subclassed, count, restore
 from sinkformers.conversion.settings import LEARNED, is_softmax, settings_of
 
@@ -40,11 +42,15 @@ ANOTHER = "it has another SoftMax, which is not multiplied with values: this is 
 NOT_SELF = "its queries and keys come from different inputs"
 LOOP = "its SoftMax is inside of a loop, which may apply it to its own weights"
 IN_PLACE = "it changes the weights of its SoftMax in place"
+ALTERED = "it joins the weights of several SoftMax before it uses them"
+UNCOUNTED = f"{CROSS}, and its own code does not tell how many came before"
 REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
 BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
 _RATIO = re.compile(r"(^|_)(sr|reduction)_ratio|(^|_)stride")
 _REDUCED_NAMES = re.compile(r"subsampl|downsampl", re.IGNORECASE)
 _TOKENS = "_sinkhorn_tokens"  # the number of tokens of the last call that was replaced, or None
+_ADDED_UP = "_sinkhorn_added_up"  # the number of features that the last product for scores added up
+_BEFORE = "_sinkhorn_weights_before"  # weights that are about to be changed
 
 
 def _recognise(place: Place) -> str | None:
@@ -54,7 +60,10 @@ def _recognise(place: Place) -> str | None:
     if found is None or not found.sites:
         return None
     own = set_on_instance(place.module, {"forward", *(name for name, _ in found.sites)})
-    return _stays(place) or own or _examined(place.module, found)[0]
+    reason, examined = _stays(place), own or _examined(place.module, found)[0]
+    if reason == CAUSAL and examined != CONVERT:
+        return f"{CAUSAL}; {examined}"
+    return reason or examined
 
 
 def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
@@ -71,6 +80,8 @@ def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
         return LOOP, None
     if found.changed.intersection(proven):
         return IN_PLACE, None
+    if any(found.alterations[number].inner is None for number in found.altered):
+        return ALTERED, None
     scores = [found.scores[key] for key in proven]
     if not all(value.product for value in scores):
         return NO_SCORES, None
@@ -94,9 +105,9 @@ def _stays(place: Place) -> str | None:
     module: Any = place.module
     around = [type(each).__name__ for each in (module, *([] if place.parent is None else [place.parent]))]
     if any("Cross" in name for name in around) or CROSS_NAMES.search(place.name.rpartition(".")[2]):
-        return CROSS
+        return UNCOUNTED
     if place.parent is not None and CROSS_NAMES.search(place.name):
-        return CROSS
+        return UNCOUNTED
     if any(getattr(module, name, False) is True for name in ("is_causal", "is_decoder", "causal")):
         return CAUSAL
     if any(_is_triangle(each) for each in module.buffers(recurse=False)) or _under_causal_masks(place):
@@ -154,19 +165,20 @@ class Inline(Subclassed):
         settings = settings_of(self)
         assert settings is not None
         self.__dict__[_TOKENS] = None
-        n, m = scores.shape[-2:] if scores.dim() > 1 else (1, 0)
-        reason = _left_alone(dim, scores, cross)
+        if settings.causal is not None and not cross and scores.dim() > 1:
+            refuse_unknown_cache(self, settings, *scores.shape[-2:])
+        reason = _left_alone(dim, scores, cross) or among_features(self, scores, self.__dict__.pop(_ADDED_UP, None))
         count(self, reason or "SoftMax call")
         if reason is not None and not is_softmax(settings) and not cross:
-            _warn(self, n, m)
+            _warn(self, scores, reason)
         softmax = F.softmax(scores, dim, dtype=dtype) if original is None else original(scores, mask, dim)
         if reason is not None:
             return softmax
-        self.__dict__[_TOKENS] = n
+        self.__dict__[_TOKENS] = scores.shape[-1]
         if mask is not None:
             scores = scores.masked_fill(~mask.bool(), -torch.inf)
         scores = scores if dtype is None else scores.to(dtype)
-        heads = next((value for name in _HEADS if isinstance(value := getattr(self, name, None), int)), None)
+        heads = number_of_heads(self)
         if settings.tau == LEARNED and scores.dim() == 3 and heads != 1:
             raise NotImplementedError(
                 f'sinkformers: {type(self).__name__}: tau="learned" has one value per head, and these scores have '
@@ -190,15 +202,34 @@ class Inline(Subclassed):
             )
         return weights
 
+    def _sinkhorn_before(self, weights: Tensor) -> Tensor:
+        """Return weights that are about to be changed, by a mask for instance, and remember them."""
+        self.__dict__[_BEFORE] = weights
+        return weights
+
+    def _sinkhorn_after(self, weights: Tensor) -> Tensor:
+        """Return weights that were changed; raise if entries were masked, which column sums have counted."""
+        before, settings = self.__dict__.pop(_BEFORE), settings_of(self)
+        assert settings is not None
+        replaced = not is_softmax(settings) and self.__dict__.get(_TOKENS) is not None
+        if replaced and (not isinstance(weights, Tensor) or changed(before, weights)):
+            raise NotImplementedError(
+                f"sinkformers: {type(self).__name__} masks its weights after SoftMax, or changes them otherwise, so "
+                "that their columns do not sum to one. Leave the module out with `select`, or mask the scores instead."
+            )
+        return weights
+
+    def _sinkhorn_factor(self, tensor: Tensor, axis: int) -> Tensor:
+        """Return the first factor of scores, and remember how many features their product adds up."""
+        self.__dict__[_ADDED_UP] = tensor.shape[axis]
+        return tensor
+
     def _sinkhorn_crosses(self, queries: Any, others: Any, same: Any) -> bool:
         """Return whether the arguments of `forward` are those of cross-attention."""
         if any(isinstance(each, Tensor) and all(each is not query for query in queries) for each in others):
             return True
         tensors = [each for each in same if isinstance(each, Tensor)]
         return any(each is not tensors[0] for each in tensors)
-
-
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads")
 
 
 def _left_alone(dim: int, scores: Tensor, cross: bool) -> str | None:
@@ -210,15 +241,19 @@ def _left_alone(dim: int, scores: Tensor, cross: bool) -> str | None:
     return None if scores.shape[-1] == scores.shape[-2] else "call with unequally many queries and keys left SoftMax"
 
 
-def _warn(module: nn.Module, n: int, m: int) -> None:
+def _warn(module: nn.Module, scores: Tensor, reason: str) -> None:
     """Warn, once per module, of a call that is not replaced although the module is converted."""
-    if not module.__dict__.get(WARNED) and not torch.compiler.is_compiling():
-        module.__dict__[WARNED] = True
-        warnings.warn(
-            f"sinkformers: {type(module).__name__} attends with {n} queries to {m} keys, and stays SoftMax there: "
-            "only attention among the same tokens is replaced. The report counts such calls.",
-            stacklevel=3,
-        )
+    if module.__dict__.get(WARNED) or torch.compiler.is_compiling():
+        return
+    module.__dict__[WARNED] = True
+    n, m = scores.shape[-2:] if scores.dim() > 1 else (1, 0)
+    how = reason.removeprefix("call that attends ").removesuffix(" left SoftMax")
+    how = how if reason.startswith("call that attends") else f"with {n} queries to {m} keys"
+    warnings.warn(
+        f"sinkformers: {type(module).__name__} attends {how}, and stays SoftMax there: only attention among the same "
+        "tokens is replaced. The report counts such calls.",
+        stacklevel=3,
+    )
 
 
 @functools.cache
@@ -238,7 +273,8 @@ def _convert(place: Place) -> None:
 
 def _restore(module: nn.Module, undo: Any) -> None:
     restore(module, undo)
-    module.__dict__.pop(_TOKENS, None)
+    for name in (_TOKENS, _ADDED_UP, _BEFORE):
+        module.__dict__.pop(name, None)
 
 
-SOFTMAX = Adapter("softmax", _recognise, _convert, _restore)
+SOFTMAX = Adapter("softmax", _recognise, _convert, _restore, converts_causal=True)

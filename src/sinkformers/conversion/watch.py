@@ -1,19 +1,26 @@
 """`watch_attention`: statistics of a converted model's attention, by layer and head."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from sinkformers.attention.masks import Masks, combine
+from sinkformers.conversion.adapter import Place
 from sinkformers.conversion.attend import WATCHER
+from sinkformers.conversion.curves import Curve, Curves, curves_figure, curves_svg
 from sinkformers.conversion.survey import Select, select_converted
 from sinkformers.conversion.tables import html_table, text_table
 from sinkformers.core import marginal_error
 from sinkformers.core.causal import expected_share
 from sinkformers.core.limit import HasEvidence
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEADER = ("module", "largest column sum", "smallest column sum", "mean row entropy", "row error", "column error")
 SEARCH = ("residual", "products")  # the largest, where a module has n_iters=math.inf
@@ -32,6 +39,7 @@ class Call:
     weights: Tensor | None = None  # (batch, heads, n, m) with `keep_weights`
     residual: Tensor | None = None  # (batch, heads), for `n_iters=math.inf`: where the search for the limit ended
     products: Tensor | None = None  # (batch, heads), for `n_iters=math.inf`: with exp(scores) or its transpose
+    scores: Tensor | None = None  # (batch, heads, n, m) with `keep_scores`: minus infinity where masked
 
     def __repr__(self) -> str:
         shape = (*self.rows.shape, self.columns.shape[-1])
@@ -44,11 +52,21 @@ class Call:
         )
 
 
+# What is drawn of each call.
+CURVES: tuple[tuple[str, Callable[[Call], float]], ...] = (
+    ("largest column sum", lambda call: float(call.column_sums[call.columns].max())),
+    ("smallest column sum", lambda call: float(call.column_sums[call.columns].min())),
+    ("row error", lambda call: float(call.row_error.max())),
+    ("column error", lambda call: float(call.column_error.max())),
+)
+
+
 @dataclass(repr=False)
 class WatchedModule:
     """The calls of one module while it is watched, in order."""
 
     keep_weights: bool = False
+    keep_scores: bool = False
     calls: list[Call] = field(default_factory=list)
 
     def record(
@@ -60,10 +78,12 @@ class WatchedModule:
         evidence: HasEvidence | None = None,
         *,
         in_order: bool = False,
+        scores: Tensor | None = None,
     ) -> None:
         """Append a call with these weights and masks; `evidence` says how the search for the limit ended.
 
-        Where rows are normalised in order, column sums are relative to those of uniform attention under the masks.
+        `scores` are minus infinity where masked. Where rows are normalised in order, column sums are relative to those
+        of uniform attention under the masks.
         """
         weights = weights.float() if weights.dtype in (torch.float16, torch.bfloat16) else weights
         valid = _valid_entries(weights, attn_mask, queries, keys)
@@ -84,6 +104,7 @@ class WatchedModule:
                 weights if self.keep_weights else None,
                 None if evidence is None else evidence.residual.detach(),
                 None if evidence is None else evidence.products,
+                scores if self.keep_scores else None,
             )
         )
 
@@ -102,7 +123,32 @@ class Watch(dict[str, WatchedModule]):
         return text_table(*self._table())
 
     def _repr_html_(self) -> str:
-        return html_table("attention over all calls and heads", *self._table())
+        return html_table("attention over all calls and heads", *self._table()) + curves_svg(self._curves())
+
+    def plot(self) -> "Figure":
+        """Return a matplotlib figure of column sums and marginal errors over the calls, one line per module.
+
+        Watched while a model trains, the calls are the steps of training.
+
+        Examples:
+            >>> import torch, sinkformers
+            >>> layer = sinkformers.to_sinkformer(torch.nn.MultiheadAttention(16, 4, batch_first=True), n_iters=3)
+            >>> with sinkformers.watch_attention(layer) as watch:
+            ...     for _ in range(5):
+            ...         x = torch.randn(2, 9, 16)
+            ...         out, _ = layer(x, x, x)
+            >>> figure = watch.plot()
+        """
+        return curves_figure(self._curves())
+
+    def _curves(self) -> list[Curves]:
+        """Return what is drawn; every number is over the batch and the heads of one call."""
+        found: dict[str, list[Curve]] = {title: [] for title, _ in CURVES}
+        for name, module in self.items():
+            for title, number in CURVES:
+                values = [number(call) if call.columns.any() else math.nan for call in module.calls]
+                found[title].append(Curve(name or "(the model itself)", values))
+        return [Curves(title, curves, logarithmic="error" in title) for title, curves in found.items()]
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         header, rows = HEADER, []
@@ -116,18 +162,25 @@ class Watch(dict[str, WatchedModule]):
 
 
 @contextmanager
-def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bool = False) -> Iterator[Watch]:
+def watch_attention(
+    model: nn.Module, *, select: Select = None, keep_weights: bool = False, keep_scores: bool = False
+) -> Iterator[Watch]:
     """Watch the converted modules of a model inside a `with` block: column sums, row entropies and marginal errors.
 
     Every call computes its weights a second time, without a gradient; outputs do not change. To watch a plain
-    Transformer, convert it with `n_iters=1`. With `keep_weights` the weights are kept too, n × m numbers per head.
+    Transformer, convert it with `n_iters=1`. With `keep_weights` the weights are kept too, n × m numbers per head, and
+    with `keep_scores` the scores that they are computed from.
 
     Yields:
         A dictionary by module name. `watch[name].calls` is a list with one entry per call, which has `column_sums`
         (batch, heads, m), `row_entropy` (batch, heads, n), `row_error` and `column_error` (batch, heads), boolean
         `rows` (batch, heads, n) and `columns` (batch, heads, m), True at valid queries and keys, and `weights`
-        (batch, heads, n, m) or None. For `n_iters=math.inf` it has `residual` and `products` (batch, heads) too, which
-        say where the search for the limit ended and what it took; otherwise they are None.
+        and `scores` (batch, heads, n, m) or None; scores are minus infinity where masked. For `n_iters=math.inf` it
+        has `residual` and `products` (batch, heads) too, which say where the search for the limit ended and what it
+        took; otherwise they are None.
+
+        `watch.plot()` draws column sums and marginal errors by layer over the calls, as a matplotlib figure; notebooks
+        show the same below the table, without matplotlib.
 
         Where rows are normalised in order, as in causal attention, `column_sums` are divided by those of uniform
         attention under the same mask, over the queries of the call, and `column_error` is their largest distance from
@@ -143,11 +196,18 @@ def watch_attention(model: nn.Module, *, select: Select = None, keep_weights: bo
         torch.Size([2, 4, 9])
     """
     places = select_converted("watch_attention", model, select)
-    watch = Watch({place.name: WatchedModule(keep_weights) for place in places})
-    for place in places:
-        place.module.__dict__[WATCHER] = watch[place.name]
-    try:
+    watch = Watch({place.name: WatchedModule(keep_weights, keep_scores) for place in places})
+    with watched_by(places, watch):
         yield watch
+
+
+@contextmanager
+def watched_by(places: Sequence[Place], watchers: Mapping[str, WatchedModule]) -> Iterator[None]:
+    """Have converted modules report their calls to `watchers`, by name, inside a `with` block."""
+    for place in places:
+        place.module.__dict__[WATCHER] = watchers[place.name]
+    try:
+        yield
     finally:
         for place in places:
             place.module.__dict__.pop(WATCHER, None)

@@ -1,29 +1,42 @@
 """Backends: objects that compute an operator, in one table per operator.
 
 A table is asked in order: `auto` takes the first backend that serves a call, and one that the user names serves or
-raises its reason not to.
+raises its reason not to. Where a backend asks for it, `auto` takes it after a self-check only.
 """
 
 import sys
 import warnings
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinkformers.core import checks
+from sinkformers.core.description import shape_of
+from sinkformers.core.self_check import SelfChecks
 
 
 class Backend:
     """One way to compute an operator. Subclass it, and add an instance to the operator's table."""
 
     name: str
-    automatic = True  # whether "auto" may take it
     composite = False  # whether `forward` consists of torch's own operations and is differentiated by autograd
 
     def why_not(self, call: Any) -> str | None:
         """The reason why this backend cannot serve a call, or None where it can."""
         raise NotImplementedError
+
+    def automatic(self, call: Any) -> bool:
+        """Whether `auto` may take this backend for a call that it can serve."""
+        return True
+
+    def kind(self, call: Any) -> Hashable:
+        """What chooses the code that serves a call: `auto` checks one call of each kind; see `core.self_check`.
+
+        None where the code needs no check.
+        """
+        return None
 
     def forward(self, call: Any) -> Any:
         """The operator's result. A composite backend returns the output alone, in the dtype of the inputs."""
@@ -48,6 +61,14 @@ class Backend:
         """A result of `forward_eager` with the state in the form of `forward`, which is what the operator describes."""
         return result
 
+    def choices(self, call: Any) -> tuple[str, ...]:
+        """The names of ways to compute such a call that differ in speed alone; none where there is only one."""
+        return ()
+
+    def prefer(self, call: Any, choice: str) -> None:
+        """Compute calls of this shape in one of the `choices`, from now on, in this process."""
+        raise NotImplementedError
+
     def warning(self, call: Any) -> str | None:
         """What to warn of, once per process, where `auto` passes over this backend; None for nothing."""
         return None
@@ -70,10 +91,11 @@ class Backend:
 class Declined(Backend):
     """A backend that other operators have, and this one has not, with the reason."""
 
-    automatic = False
-
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, reason
+
+    def automatic(self, call: Any) -> bool:
+        return False
 
     def why_not(self, call: Any) -> str | None:
         return self.reason
@@ -84,6 +106,8 @@ class Backends:
 
     def __init__(self, *backends: Backend) -> None:
         self.by_name = {backend.name: backend for backend in backends}
+        self.checks = SelfChecks()
+        self.winners: dict[tuple[Any, ...], str] = {}  # by shape: what `tune` found to be the fastest
 
     def __getitem__(self, name: str) -> Backend:
         return self.by_name[name]
@@ -103,12 +127,27 @@ class Backends:
                 f'{caller}: backend="{name}" cannot serve this call: {reason}. '
                 'backend="torch" serves all calls, and "auto" takes the fastest backend that can.'
             )
+        if self.winners and not torch.compiler.is_compiling():  # eager calls were timed
+            winner = self.winners.get(shape_of(call))
+            if winner is not None and self.by_name[winner].why_not(call) is None:
+                return self.by_name[winner]
         for backend in self.by_name.values():
-            if backend.automatic:
-                if backend.why_not(call) is None:
+            if backend.automatic(call):
+                if backend.why_not(call) is None and self.trusts(backend, call):
                     return backend
                 _warn_once(backend.warning(call))
         raise NotImplementedError(f"{caller}: no backend serves this call.")
+
+    def trusts(self, backend: Backend, call: Any) -> bool:
+        """Whether a backend needs no check, or is known to agree with torch on calls of this kind, on this device."""
+        kind = backend.kind(call)
+        if kind is None:
+            return True
+        verdict = self.checks.verdict(backend, self.by_name["torch"], call, kind)
+        if verdict is None:
+            return False
+        _warn_once(verdict.warning)
+        return verdict.agrees
 
 
 _WARNED: set[str] = set()

@@ -82,6 +82,16 @@ def select(call: Any, which: Tensor) -> Any:
     return kind.kind(*(pick(field, part) for field, part in zip(kind.fields, call, strict=True)))
 
 
+def shape_of(call: Any) -> tuple[Any, ...]:
+    """What the time of a call depends on: device, dtypes and shapes, and its settings, of numbers only their sign."""
+    parts = [(part.dtype, part.shape) if isinstance(part, Tensor) else _setting(part) for part in call]
+    return type(call).__name__, call[0].device, *parts
+
+
+def _setting(value: Any) -> Any:
+    return value > 0 if isinstance(value, float) else value
+
+
 def _field(name: str, hint: Any) -> Field:
     role = None
     if get_origin(hint) is Annotated:

@@ -11,6 +11,8 @@ so the gradient is `G − Ŵ∘(x ⊕ y)`, where `G = weights∘dW` and (x, y) s
 null vector; conjugate gradients then need no projection. They run on `z = y/τ` alone, the rows being eliminated.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,8 +49,12 @@ def gradient(
     side = col_side - apply(plan.mT, per_row * row_side)
     # Where these sums cancel, what is left of them is rounding, which no solution should follow.
     size = local.abs().sum(-2) + apply(plan.mT, per_row * local.abs().sum(-1))
-    accuracy = max(SHARE_OF_TOLERANCE * tol, TOLERANCE[plan.dtype])
-    z = _conjugate_gradients(plan, cols, per_row, tau, side, 4 * torch.finfo(plan.dtype).eps * size, accuracy)
+    own = apply(plan.square().mT, per_row)
+
+    def through(direction: Tensor) -> Tensor:
+        return apply(plan.mT, per_row * apply(plan, direction))
+
+    z = solve(through, own, cols, tau, side, size, tol)
     y = z if tau is None else tau[..., None] * z
     x = per_row * (row_side - apply(plan, y))
     grad = local - plan * (x[..., None] + y[..., None, :])
@@ -58,10 +64,21 @@ def gradient(
     return grad, -(z * cols * excess).sum(-1)
 
 
-def _conjugate_gradients(
-    plan: Tensor, cols: Tensor, per_row: Tensor, tau: Tensor | None, side: Tensor, noise: Tensor, accuracy: float
+def solve(
+    through: Callable[[Tensor], Tensor],
+    own: Tensor,
+    cols: Tensor,
+    tau: Tensor | None,
+    side: Tensor,
+    size: Tensor,
+    tol: float,
 ) -> Tensor:
-    """Solve `(diag(cols) − τ·planᵀ diag(per_row) plan) z = side`, preconditioned by its diagonal.
+    """Solve `(diag(cols) − τ·M) z = side`, where M is `planᵀ diag(per_row) plan`, by conjugate gradients.
+
+    Args:
+        through: the product with M; `own` (..., m) is its diagonal, which preconditions the system.
+        size: what the sums in `side` are made of, by absolute value.
+        tol: of the weights.
 
     For τ < 1 the sum of `cols∘z` over a connected component is 0, like that of `side`. Where τ is a tensor near 1 this
     is what its gradient needs and what the system hardly determines; `diag(cols)` alone keeps it at every step.
@@ -69,10 +86,11 @@ def _conjugate_gradients(
     Each matrix stops by itself, once its residual is small, or no larger than the rounding `noise` in `side`, or once
     the curvature is no larger than rounding.
     """
-    own = apply(plan.square().mT, per_row)
+    eps = torch.finfo(side.dtype).eps
+    accuracy, noise = max(SHARE_OF_TOLERANCE * tol, TOLERANCE[side.dtype]), 4 * eps * size
     if tau is not None:
         own = torch.where(tau[..., None] <= BOUNDED, tau[..., None] * own, 0.0)
-    least = 32 * torch.finfo(plan.dtype).eps * cols
+    least = 32 * eps * cols
     precondition = _reciprocal(torch.maximum(cols - own, least))
     # What follows squares these numbers, which may be as small or as large as numbers are.
     scale = side.abs().amax(-1, keepdim=True)
@@ -83,13 +101,13 @@ def _conjugate_gradients(
     energy = (residual * direction).sum(-1, keepdim=True)
     goal = energy * accuracy**2
     goal = goal.maximum((precondition * noise.square()).sum(-1, keepdim=True))
-    rounding = 16 * torch.finfo(plan.dtype).eps
+    rounding = 16 * eps
     for step in range(min(2 * side.shape[-1] + 50, 2000)):
         going = energy > goal
         if step % 4 == 0 and not going.any():
             break
-        through = apply(plan.mT, per_row * apply(plan, direction))
-        image = cols * direction - (through if tau is None else tau[..., None] * through)
+        image = through(direction)
+        image = cols * direction - (image if tau is None else tau[..., None] * image)
         curvature = (direction * image).sum(-1, keepdim=True)
         # What is left may be rounding, along a null vector whose curvature is rounding too: their ratio has no meaning.
         going = going & (curvature > rounding * (cols * direction.square()).sum(-1, keepdim=True))

@@ -66,9 +66,13 @@ def _kernel(problem: Problem, r: Tensor) -> tuple[Tensor, Tensor]:
 class Iteration:
     """The matrices that have not converged: (k, n, m), with their place in the batch.
 
+    What reads the kernel or sums over rows is a method of its own, so that these may be somewhere else.
+
     Args:
         bounds_weights: for tau < 1 the residual bounds the error of the weights, instead of that of the column sums.
     """
+
+    shrinks = True  # whether matrices that have converged are left out of the batch
 
     def __init__(self, problem: Problem, tau: Tensor | None, *, bounds_weights: bool) -> None:
         self.place = torch.arange(problem.scores.shape[0], device=problem.scores.device)
@@ -82,12 +86,27 @@ class Iteration:
             self.components = _components(problem) if bounds_weights else None
         self.row_step()
 
+    def times(self, columns: Tensor) -> Tensor:
+        """The product of the kernel with vectors (k, m)."""
+        return apply(self.kernel, columns)
+
+    def times_transposed(self, rows: Tensor) -> Tensor:
+        """The product of the transposed kernel with vectors (k, n)."""
+        return apply(self.kernel.mT, rows)
+
+    def squares_transposed(self, rows: Tensor) -> Tensor:
+        """The same with the squares of its entries."""
+        return apply(self.kernel.square().mT, rows)
+
+    def sum_over_rows(self, rows: Tensor) -> Tensor:
+        return rows.sum(-1)
+
     def row_step(self) -> None:
-        self.u = torch.where(self.problem.rows, 1 / apply(self.kernel, self.v), 0.0)
+        self.u = torch.where(self.problem.rows, 1 / self.times(self.v), 0.0)
         self.sum_columns()
 
     def sum_columns(self) -> None:
-        self.s = apply(self.kernel.mT, self.weighted(self.u))
+        self.s = self.times_transposed(self.weighted(self.u))
 
     def weighted(self, rows: Tensor) -> Tensor:
         return rows if self.problem.weight is None else rows * self.problem.weight
@@ -151,10 +170,14 @@ class Iteration:
     def weights(self) -> Tensor:
         return self.kernel * self.u[..., None] * self.v[..., None, :]
 
+    def far(self) -> Tensor:
+        """Which matrices have drifted (k)."""
+        reach = self.u.amax(-1) * self.v.amax(-1)
+        return ((reach > DRIFT) | (reach < 1 / DRIFT)) & self.problem.rows.any(-1)
+
     def absorb(self) -> None:
         """Compute the kernel again around the potentials reached, for the matrices that have drifted."""
-        reach = self.u.amax(-1) * self.v.amax(-1)
-        far = ((reach > DRIFT) | (reach < 1 / DRIFT)) & self.problem.rows.any(-1)
+        far = self.far()
         if far.any():
             f, g = self.potentials()
             self.start_at(far, f[far], g[far])

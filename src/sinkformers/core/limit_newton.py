@@ -16,7 +16,6 @@ On failure nothing is lost but the products of a step: where the function does n
 import torch
 from torch import Tensor
 
-from sinkformers.core.kernel_domain import apply
 from sinkformers.core.limit_iteration import Iteration
 
 # Conjugate gradients stop at this share of the gradient, or at the square root of the residual where that is less.
@@ -50,7 +49,7 @@ def _solve(run: Iteration, which: Tensor, ratio: Tensor, most_steps: Tensor) -> 
     cols, now, bend, sums = run.problem.cols, run.target(), _bend(run), run.sums()
     gap = torch.where(cols, now - sums, 0.0)
     scale = sums if bend is None else sums + bend * now
-    own = run.v.square() * apply(run.kernel.square().mT, run.weighted(run.u.square()))
+    own = run.v.square() * run.squares_transposed(run.weighted(run.u.square()))
     eps = torch.finfo(sums.dtype).eps
     precondition = torch.where(cols, 1 / torch.maximum(scale - own, 32 * eps * scale), 0.0)
     solution, rest = torch.zeros_like(gap), gap
@@ -64,7 +63,7 @@ def _solve(run: Iteration, which: Tensor, ratio: Tensor, most_steps: Tensor) -> 
         if due(number, going) and not going.any():
             break
         steps += going[:, 0]
-        through = run.v * apply(run.kernel.mT, by_row * apply(run.kernel, run.v * direction))
+        through = run.v * run.times_transposed(by_row * run.times(run.v * direction))
         image = scale * direction - through
         curvature = (direction * image).sum(-1, keepdim=True)
         # Along a null vector the curvature is rounding, and so is what it would be divided into.
@@ -96,12 +95,12 @@ def _search(run: Iteration, direction: Tensor, gap: Tensor, which: Tensor) -> tu
         trials += ~settled
         change = (length[:, None] * direction).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
         new_v = torch.where(run.problem.cols, v * change.exp(), 0.0)
-        new_u = torch.where(run.problem.rows, 1 / apply(run.kernel, new_v), 0.0)
+        new_u = torch.where(run.problem.rows, 1 / run.times(new_v), 0.0)
         # What D changes by, row by row and column by column: the difference of two sums would be rounding.
         by_row = run.weighted(torch.where(run.problem.rows, (u / new_u).log(), 0.0))
         by_col = -now * (change if bend is None else torch.where(bend == 0, change, -(-bend * change).expm1() / bend))
-        fall = -(by_row.sum(-1) + by_col.sum(-1))
-        noise = 4 * eps * (by_row.abs().sum(-1) + by_col.abs().sum(-1))
+        fall = -(run.sum_over_rows(by_row) + by_col.sum(-1))
+        noise = 4 * eps * (run.sum_over_rows(by_row.abs()) + by_col.abs().sum(-1))
         good = ~settled & (fall >= 1e-4 * length * slope - noise)
         pick = good[:, None]
         found_u, found_v = torch.where(pick, new_u, found_u), torch.where(pick, new_v, found_v)

@@ -61,9 +61,19 @@ def converge(
     A matrix whose residual is NaN stops at once. One that has not converged has the best weights that Newton's method
     found, or the last of Sinkhorn's iterations.
     """
-    run = Iteration(problem, tau, bounds_weights=bounds_weights)
+    found = solve(
+        Iteration(problem, tau, bounds_weights=bounds_weights), _empty(problem), tol, max_products, newton=newton
+    )
+    # Where potentials drifted far the kernel was computed around rounded ones; rows sum to 1 all the same.
+    weights = found.weights
+    weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
+    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
+    return found
+
+
+def solve(run: Iteration, found: Limit, tol: Tensor, max_products: int, *, newton: bool) -> Limit:
+    """Iterate until each matrix is within its tolerance (k), and write it into `found`."""
     state = _Progress(run)
-    found = _empty(problem)
     settled, in_pairs = torch.zeros_like(found.converged), True
     for number in itertools.count():
         going = (state.residual > tol[run.place]) & (state.products + 2 <= max_products) & ~settled[run.place]
@@ -75,7 +85,9 @@ def converge(
                 settled[run.place[new]] = True
                 if not going.any():
                     break
-                if going.sum() <= going.numel() / 2:  # copying the rest pays once half of the batch stands still
+                if (
+                    run.shrinks and going.sum() <= going.numel() / 2
+                ):  # copying the rest pays once half of the batch stands still
                     run.keep(going)
                     state.keep(going)
                     going = going[going]
@@ -85,10 +97,6 @@ def converge(
             _pair(run, state, going & (state.pairs > 0) if newton else going, tol[run.place], reads)
         else:
             _newton(run, state, going & (state.pairs <= 0), max_products)
-    # Where potentials drifted far the kernel was computed around rounded ones; rows sum to 1 all the same.
-    weights = found.weights
-    weights /= weights.sum(-1, keepdim=True).masked_fill_(~problem.rows[..., None], 1.0)
-    weights.masked_fill_(problem.scores == -torch.inf, 0.0)
     return found._replace(converged=found.residual <= tol)
 
 

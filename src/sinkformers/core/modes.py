@@ -23,16 +23,25 @@ def readable(tensor: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or under_func or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
-def intercepted(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether a transform, a dispatch mode, the profiler or a tensor subclass decides what an operator does."""
-    if (
+def transformed() -> bool:
+    """Whether a transform or a dispatch mode is active, or torch traces."""
+    return (
         torch._C._are_functorch_transforms_active()
         or torch._C._dispatch_tls_is_dispatch_key_included(_GRADS_BATCHED)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0  # as in `in_forward_mode`
-        or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
-    ):
+    )
+
+
+def captured(device: torch.device) -> bool:
+    """Whether operations on a device are being captured in a CUDA graph, so that none may wait for its result."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def intercepted(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether a transform, a dispatch mode, the profiler or a tensor subclass decides what an operator does."""
+    if transformed() or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
         return True
     for tensor in tensors:  # noqa: SIM110 - a generator takes longer than the loop
         if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta):

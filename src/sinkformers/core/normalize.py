@@ -9,7 +9,7 @@ from sinkformers.core.operator import Operator
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.state import empty_state, no_state
 
-BACKENDS = Backends(Native(), Torch(), Triton(), Reference())
+BACKENDS = Backends(Native(), Triton(), Torch(), Reference())
 
 
 def _fake(call: NormalizeCall, backend: str) -> NormalizeResult:

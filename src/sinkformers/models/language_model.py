@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkformers.attention import CacheLayer, SinkhornCache
+from sinkformers.distributed import refuse_in_parallel
 from sinkformers.models.encoder import FeedForward, Residual
 from sinkformers.modules import SelfAttention
 
@@ -85,6 +86,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, cache: SinkhornCache | None = None) -> Tensor:
         """Return the logits after each token; with a cache, of tokens that follow those in it, and are added to it."""
+        refuse_in_parallel("LanguageModel", "its positions would count from this rank's first token.")
         first = 0 if cache is None else len(cache[0])
         self._check(tokens, first)
         x = self.embed(tokens)

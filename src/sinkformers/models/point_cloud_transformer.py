@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from sinkformers.distributed import refuse_in_parallel
 from sinkformers.modules import OffsetAttention
 from sinkformers.modules.neighbours import Neighbourhoods, neighbourhoods, take_points
 from sinkformers.modules.offset_attention import PointNorm
@@ -109,6 +110,7 @@ class PointCloudTransformer(nn.Module):
 
     def forward(self, points: Tensor, around: Sequence[Neighbourhoods] | None = None) -> Tensor:
         """Return the logits; `around` can be given as `self.neighbourhoods(points)` if it was computed before."""
+        refuse_in_parallel("PointCloudTransformer", "neighbours are looked for among this rank's points only.")
         around = self.neighbourhoods(points) if around is None else around
         x = self.embed(points)
         for stage, own in zip(self.stages, around, strict=True):

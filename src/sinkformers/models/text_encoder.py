@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from sinkformers.distributed import refuse_in_parallel
 from sinkformers.models.encoder import Encoder, Norm, sinusoids, valid_numbers
 
 Positions = Literal["sinusoidal", "learned"]
@@ -67,6 +68,11 @@ class TextEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the logits; `mask` (batch, n) is True at valid tokens. A text without any is pooled to zeros."""
+        refuse_in_parallel(
+            "TextEncoder",
+            "its positions would count from this rank's first token, and its maximum would be over this rank's tokens. "
+            "Pass this rank's embedded tokens to model.encoder.",
+        )
         self._check(tokens)
         x = self.dropout(self.embed(valid_numbers(tokens, mask)) + self.positions[: tokens.shape[-1]])
         return self.head(self.pool(self.encoder(x, mask), mask))

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from sinkformers.distributed import refuse_in_parallel
 from sinkformers.models.decoder import Decoder, LayerState
 from sinkformers.models.encoder import Encoder, Norm, sinusoids, valid_numbers
 
@@ -84,6 +85,7 @@ class TranslationTransformer(nn.Module):
 
         Without `keep` nothing is stored of the target, which then has to follow at once, as in training.
         """
+        refuse_in_parallel("TranslationTransformer", "its positions would count from this rank's first token.")
         memory = self.encoder(self._placed(self.source, valid_numbers(source, mask), 0), mask)
         return State(self.decoder.begin(memory, keep=keep), mask, 0)
 

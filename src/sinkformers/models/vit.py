@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from sinkformers.distributed import refuse_in_parallel
 from sinkformers.modules import SelfAttention
 
 Readout = Literal["cls", "mean"]
@@ -92,6 +93,7 @@ class ViT(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, classes))
 
     def forward(self, images: Tensor) -> Tensor:
+        refuse_in_parallel("ViT", "it cuts whole images. Pass this rank's embedded tokens to model.blocks.")
         x = self.embed(self._patches(images))
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sinkformers.attention.masks import centred, zero_masked
+from sinkformers.distributed import refuse_in_parallel
 
 
 def limit_attention(tokens: Tensor, mask: Tensor | None, scale: float | Tensor) -> Tensor:
@@ -22,6 +23,7 @@ def limit_attention(tokens: Tensor, mask: Tensor | None, scale: float | Tensor) 
     Both scores have the same limit. `mask` (…, n) is True at valid tokens; outputs at the others are zero. The gradient
     is that of the limit, and the Jacobian is symmetric and positive semi-definite (docs/layers.md).
     """
+    refuse_in_parallel("Attention at the symmetric limit", "it computes all weights of a sequence on one device.")
     if tokens.shape[-2] == 0:
         return tokens
     tokens = zero_masked(tokens, mask)

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sinkformers.core import sinkhorn
+from sinkformers.distributed import refuse_in_parallel
 from sinkformers.modules.heads import Heads
 from sinkformers.modules.representation import describe
 
@@ -74,6 +75,7 @@ class OffsetAttention(Heads):
     ) -> Tensor:
         if not self._is_port:
             return super()._attend(query, key, value, query_mask, key_mask)
+        refuse_in_parallel("OffsetAttention(port=True)", "its columns would be sums over this rank's tokens.")
         weights = port_weights(query @ key.mT)
         self._report_weights(weights)
         return weights @ value

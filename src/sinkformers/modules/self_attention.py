@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sinkformers.attention import CacheLayer
+from sinkformers.distributed import refuse_in_parallel
 from sinkformers.modules.heads import Heads, head_width, join_heads, zero_masked
 from sinkformers.modules.representation import describe
 from sinkformers.modules.rotary import check_rotary, rotated
@@ -70,6 +71,7 @@ class SelfAttention(Heads):
         heads = self.project(x).unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         query, key, value = heads[0], heads[-2], heads[-1]
         if self.rotary:
+            refuse_in_parallel("SelfAttention(rotary=True)", "its positions would count from this rank's first token.")
             first = 0 if cache is None else len(cache)
             query, key = rotated(query, first), rotated(key, first)
         if self.causal is None:

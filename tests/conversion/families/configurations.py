@@ -19,15 +19,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 LARGEST = 30_000_000  # parameters of a model that is built
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "cls_token_id", "sep_token_id")
 
-_LAYERS = re.compile(r"(^|_)(n_|num_)?(hidden_|conv_|encoder_|decoder_|dec_|enc_)*layers?$|^depth$|num_blocks$|_depth$")
+_LAYERS = re.compile(
+    r"(^|_)(n_|num_)?(hidden_|conv_|encoder_|decoder_|dec_|enc_)*layers?$|^depth$|num_blocks$|_depth$|attends_per_block$"
+)
 _HEADS = re.compile(r"heads?$")
 _KEY_HEADS = re.compile(r"key_value_heads$|kv_heads$|^multi_query_group_num$")
 _HEAD_WIDTH = re.compile(r"head_dim$|^d_kv$|head_size$|^d_head$|kv_channels$")
 _INNER = re.compile(r"intermediate|ffn|^d_inner$|^d_ff$|feed_?forward|inner_dim|mlp_dim|^n_inner$")
 _WIDTH = re.compile(
-    r"hidden_(size|dim)$|^d_model$|^n_embd$|^dim$|embed_?dim$|^width$|embedding_size$|projection_dim$|emb_dim$"
+    r"hidden_(size|dim)$|^d_model$|^n_embd$|^dim$|embed_?dim$|^width$|embedding_size$|projection_dim$|emb_dim$|^d_latents$"
 )
 _POSITIONS = re.compile(r"^max_.*position|^n_positions$|^n_ctx$|^max_seq_len|^context_length$")
+_LARGEST = {"max_img_size": 64, "visual_prompt_size": 8, "resolution": 64, "base_channels": 32}
 _LIST_DEPTHS = re.compile(r"depth|layers|blocks$")
 _LIST_WIDTHS = re.compile(r"hidden_sizes|dims?$|channels$|widths?$")
 
@@ -92,18 +95,30 @@ def _smaller(config: PreTrainedConfig, widths: str, parts: str, tokens: dict[str
     values = {key: value for key, value in vars(config).items() if not key.startswith("_")}
     lists = any(_HEADS.search(key) and isinstance(value, list) for key, value in values.items())
     for key, value in values.items():
-        if isinstance(value, PreTrainedConfig):
+        if isinstance(value, transformers.TimmBackboneConfig | transformers.SwinConfig) and key == "backbone_config":
+            smaller[key] = _resnet(len(value.out_indices or ()) or 1)
+        elif isinstance(value, PreTrainedConfig):
             inner = _smaller(value, widths, parts, tokens)
             smaller[key] = type(value)(**inner) if parts == "objects" else {"model_type": value.model_type, **inner}
         elif key.endswith(("token_id", "token_index")) and type(value) is int:
             smaller[key] = TOKENS.index(key) if key in TOKENS else tokens.setdefault(key, 6 + len(tokens))
         elif key == "vocab_size" and value is None:
             smaller[key] = 33
+        elif _KEY_HEADS.search(key) and "kv_lora_rank" in values and type(value) is int:
+            smaller[key] = min(value, 4)  # as many as heads of queries
         elif type(value) is int:
             smaller[key] = _smaller_number(key, value, "divided" if lists and widths == "fixed" else widths)
+        elif key in ("rope_parameters", "rope_scaling") and "mrope_section" in (value or {}):
+            smaller[key] = value | {"mrope_section": [1, 1, 2]}
         elif isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
             smaller[key] = type(value)(_smaller_list(key, list(value), widths))
     return {key: value for key, value in smaller.items() if key == "model_type" or value != values[key]}
+
+
+def _resnet(outputs: int) -> PreTrainedConfig:
+    """Return a small backbone that needs no other library, with so many outputs."""
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 1, 1, 1], "layer_type": "basic"}
+    return transformers.ResNetConfig(**sizes, out_features=[f"stage{number}" for number in range(1, 5)][-outputs:])
 
 
 def _smaller_number(key: str, value: int, widths: str) -> int:
@@ -113,6 +128,8 @@ def _smaller_number(key: str, value: int, widths: str) -> int:
         return min(value, 128)
     if _LAYERS.search(key) and "feat_extract" not in key and "conv" not in key:
         return min(value, 2)
+    if key in _LARGEST:
+        return min(value, _LARGEST[key])
     if key in ("image_size", "patch_size") and widths in ("fixed", "divided"):
         return min(value, {"image_size": 32, "patch_size": 8}[key])
     if key in ("num_queries", "num_query_tokens", "num_latents"):

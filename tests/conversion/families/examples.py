@@ -7,14 +7,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+GRIDS = [[1, 4, 4], [1, 4, 8]]  # frames, rows and columns of patches of two images
 LENGTH, SHORTER = 12, 8  # tokens of the first and of the second text; the second is padded
 
 
-def candidates(model: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+class Features(nn.Module):
+    """What a model makes of images or sounds alone, before its language model reads it."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        self.model, self.name = model, name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.model, self.name)(*args, **kwargs)
+
+
+def parts(model: nn.Module) -> list[nn.Module]:
+    """Return the parts of a model that can be called on their own."""
+    return [Features(model, name) for name in ("get_image_features", "get_audio_features") if hasattr(model, name)]
+
+
+def candidates(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
     """Yield arguments for `forward`, the most likely first; at most a few are accepted by a model."""
-    names = [name for name in inspect.signature(model.forward).parameters if name not in ("args", "kwargs")]
-    texts = _texts(names, model.config)
-    for shapes in _shapes(model.config):
+    function = getattr(model.model, model.name) if isinstance(model, Features) else model.forward  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType, reportCallIssue]
+    names = [name for name in inspect.signature(function).parameters if name not in ("args", "kwargs")]
+    texts = _texts(names, config)
+    for shapes in _shapes(config):
         others = _others(names, shapes, dtype)
         for parts in ((texts, others), (texts,), (others,)):
             inputs: dict[str, Tensor] = {}
@@ -56,6 +74,11 @@ def _texts(names: list[str], config: Any) -> dict[str, Tensor]:
     for name in ("decoder_input_ids", "decoder_input_features"):
         if name in names and name.endswith("ids"):
             made[name] = ids[:, :5]
+    if "codebook_idx" in names:
+        made["codebook_idx"] = torch.tensor(1)
+        made["input_ids"] = ids[..., None].expand(-1, -1, 8) % (_find(config, "input_vocab_size") or vocabulary)
+    if "task_inputs" in names:
+        made["task_inputs"] = ids
     if "bbox" in names:
         corners = torch.randint(0, 50, (2, LENGTH, 4), generator=generator)
         corners[..., 2:] += corners[..., :2]  # boxes: x0 ≤ x1, y0 ≤ y1
@@ -65,9 +88,12 @@ def _texts(names: list[str], config: Any) -> dict[str, Tensor]:
 
 def _others(names: list[str], shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(6)
-    return {
+    made = {
         name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items() if name in names
     }
+    if "grid_thw" in names:
+        made["grid_thw"] = torch.tensor(GRIDS)
+    return made
 
 
 def _shapes(config: Any) -> Iterator[dict[str, tuple[int, ...]]]:
@@ -83,7 +109,10 @@ def _shapes(config: Any) -> Iterator[dict[str, tuple[int, ...]]]:
     features = _find(config, "hidden_size", "d_model") or 32
     context = _find(config, "context_length", "seq_length", "prediction_length") or 32
     series = _find(config, "num_input_channels", "input_size") or 1
-    for image in ((height, width), (64, 64), (224, 224)):
+    patch, frame = _find(config, "patch_size") or 8, _find(config, "temporal_patch_size") or 1
+    if isinstance(patch, int) and isinstance(frame, int):
+        yield {"hidden_states": (sum(rows * columns for _, rows, columns in GRIDS), channels * frame * patch**2)}
+    for image in ((height, width), (height // 2, width), (64, 64), (224, 224)):
         for channel in (channels, 3):
             yield {
                 "pixel_values": (2, channel, *image),

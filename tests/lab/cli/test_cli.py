@@ -215,3 +215,14 @@ def test_a_missing_extra_is_one_sentence_and_no_traceback(missing):
     assert result.returncode == 1
     assert "pip install '.[cli]'" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_the_doctor_is_a_subcommand(monkeypatch):
+    """With the options and the exit code of `python -m sinkformers.doctor`."""
+    asked = []
+    monkeypatch.setattr("sinkformers.doctor.main", lambda arguments, program: asked.append((arguments, program)) or 1)
+    done = invoke("doctor", "--bench", "--device", "cpu", "--json", "record.jsonl")
+    assert done.exit_code == 1
+    assert asked == [(["--bench", "--device", "cpu", "--json", "record.jsonl"], "sinkformers doctor")]
+    assert invoke("doctor").exit_code == 1
+    assert asked[-1][0] == []

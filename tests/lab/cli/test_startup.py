@@ -42,6 +42,7 @@ except SystemExit as done:
         "figure attention --help",
         "data --help",
         "data fetch --help",
+        "doctor --help",
         "list",
         "list --json",
         "data status",

@@ -82,8 +82,8 @@ def test_each_comparison_has_its_row_of_panels(tmp_path):
         write_run(tmp_path, arm=str(patch), patch=patch)
     figure = learning(find([tmp_path]).records)
     assert [axes.get_title(loc="left") for axes in visible(figure)[3::4]] == [
-        "test accuracy\npatch 7",
-        "test accuracy\npatch 14",
+        "test accuracy\npatches of 7",
+        "test accuracy\npatches of 14",
     ]
 
 

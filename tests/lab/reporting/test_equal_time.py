@@ -62,7 +62,8 @@ def test_runs_that_were_not_timed_alike_are_left_out(tmp_path, run):
 
 
 def test_the_report_shows_it(summary, tmp_path):
-    row = "| a-tau-n-3 | a-n-1 | 4 | 45.00% | 80.00% | 0 of 2 |"
+    model = "Sinkhorn, n_iters = 3, rotary positions, tau 0.5"
+    row = f"| {model} | SoftMax, rotary positions | 4 | 45.00% | 80.00% | 0 of 2 |"
     assert row in tables.markdown(tables.equal_time(summary))
     written = page.write([summary], tmp_path / "report").read_text(encoding="utf-8")
     assert "After equal seconds" in written

@@ -47,8 +47,10 @@ def test_other_words_for_n_iters_are_refused(tmp_path, n_iters):
 
 
 def test_tables_name_the_arms_in_order(summary):
-    arms = [row[0] for row in tables.results(summary).rows]
-    assert arms == [f"patch-{p}-n-{n}" for p, counts in ((4, (1, 5, "inf")), (7, (1, 5, 21, "inf"))) for n in counts]
+    models = [row[0] for row in tables.results(summary).rows]
+    sides = {1: "SoftMax"} | {n: f"Sinkhorn, n_iters = {n}" for n in (5, 21, "∞")}
+    expected = ((4, (1, 5, "∞")), (7, (1, 5, 21, "∞")))
+    assert models == [f"{sides[n]}, patches of {patch}" for patch, counts in expected for n in counts]
 
 
 def test_the_limit_is_compared_with_the_most_iterations(summary):
@@ -68,8 +70,8 @@ def test_the_limit_is_compared_with_the_most_iterations(summary):
         "seeds ahead of fewer",
     )
     assert table.rows == (
-        ("patch 4", "60.50%", "90.50%", "–", "85.50%", "0 of 2 (n_iters = 5)"),
-        ("patch 7", "60.50%", "75.50%", "70.50%", "80.50%", "2 of 2 (n_iters = 21)"),
+        ("patches of 4", "60.50%", "90.50%", "–", "85.50%", "0 of 2 (n_iters = 5)"),
+        ("patches of 7", "60.50%", "75.50%", "70.50%", "80.50%", "2 of 2 (n_iters = 21)"),
     )
 
 
@@ -100,7 +102,7 @@ def test_the_limit_beside_softmax_alone_is_no_comparison_of_iterations(tmp_path)
 
 def test_a_page_is_filled_with_the_comparison(summary):
     place = "<!-- results: figure6 small limit -->\n<!-- end -->"
-    assert "| patch 7 | 60.50% | 75.50% | 70.50% | 80.50% | 2 of 2 (n_iters = 21) |" in filled(place, [summary])
+    assert "| patches of 7 | 60.50% | 75.50% | 70.50% | 80.50% | 2 of 2 (n_iters = 21) |" in filled(place, [summary])
 
 
 def test_figures_show_infinity(runs):

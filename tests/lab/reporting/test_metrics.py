@@ -46,7 +46,7 @@ def test_a_metric_in_the_table_is_printed_and_ranked(toy):
     assert (softmax.best, softmax.worst, sinkformer.best, sinkformer.worst) == (0.3, 0.5, 0.125, 0.25)
     table = tables.results(summary)
     assert dict(zip(table.headings, table.rows[0], strict=True)) == {
-        "arm": "n-1 (below the floor)",
+        "model": "SoftMax (below the floor)",
         "runs": "2",
         "median": "40.0%",
         "mean": "40.0%",

@@ -16,7 +16,7 @@ from tests.lab.fake_runs import write_run, write_unfinished
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-VOID = {"meta", "img", "br", "hr", "link", "input"}
+VOID = {"meta", "img", "br", "hr", "link", "input", "source"}
 
 
 class Page(HTMLParser):
@@ -97,7 +97,17 @@ def test_the_page_loads_nothing(text):
 
 
 def test_the_numbers_and_the_scale_are_on_the_page(text):
-    for expected in ("60.00%", "75.00%", "90.00%", "seed 2", "abacus", "2.13.0", "0123abc", "51850", "name mnist"):
+    for expected in (
+        "60.00%",
+        "75.00%",
+        "90.00%",
+        "seed 2",
+        "abacus",
+        "2.13.0",
+        "0123abc",
+        "51850",
+        "mnist: 600 for training",
+    ):
         assert expected in Page(text).text
 
 
@@ -162,5 +172,5 @@ def test_the_page_embeds_the_figures_that_are_written_as_files(plain, text):
 def test_the_template_is_part_of_the_package():
     template = Path(page.__file__).with_name(page.TEMPLATE).read_text(encoding="utf-8")
     parts = re.findall(r'\{% (?:extends|from) "([\w.]+)"', template)
-    assert parts == ["frame.html.jinja", "table.html.jinja"]
+    assert parts == ["frame.html.jinja", "table.html.jinja", "figure.html.jinja"]
     assert all(Path(page.__file__).with_name(part).is_file() for part in parts)

@@ -182,19 +182,19 @@ def test_column_sums_are_reported_from_before_training_on(tmp_path):
     table = tables.columns(summary)
     assert table.headings[-3:] == ("gap, epoch 0", "gap, epoch 1", "gap, end")
     assert {row[0]: row[-3:] for row in table.rows} == {
-        "two-n-1": ("0.200", "0.700", "0.500"),
-        "two-n-3": ("0.500", "0.700", "0.200"),
-        "four-n-1": ("0.500", "0.500", "0.500"),
+        "SoftMax, patches of 2": ("0.200", "0.700", "0.500"),
+        "Sinkhorn, n_iters = 3, patches of 2": ("0.500", "0.700", "0.200"),
+        "SoftMax, patches of 4": ("0.500", "0.500", "0.500"),
     }
-    assert "before training in 0 of 2 arms, and nearer than after the first epoch in 1." in words.trend(summary)
+    assert "before training in 0 of 2 models, and nearer than after the first epoch in 1." in words.trend(summary)
 
 
 def test_without_columns_the_table_has_no_such_column(tmp_path):
     bare = {"epoch": 1, "test": {"accuracy": 0.5}}
     write_run(tmp_path, epochs=[bare], run={"seconds_per_epoch": []})
     summary = summary_of(tmp_path)
-    assert tables.costs(summary).headings == ("arm",)
-    assert tables.results(summary).headings == ("arm", "runs", "median", "mean", "best", "worst")
+    assert tables.costs(summary).headings == ("model",)
+    assert tables.results(summary).headings == ("model", "test accuracy")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_missing_runs_are_reported(tmp_path):
     notes = words.notes(summary)
     assert "Unfinished and not in the numbers: n-3 seed 0 (1 epoch done)." in notes
     assert "Not begun: 2 runs of this preset (n-1 seed 1, n-3 seed 1)." in notes
-    assert tables.runs(summary).rows == (("n-1", "70.00%"), ("n-3", "unfinished"))
+    assert tables.runs(summary).rows == (("SoftMax", "70.00%"), ("n-3", "unfinished"))
 
 
 def test_a_preset_without_a_finished_run_is_reported(tmp_path):
@@ -296,9 +296,9 @@ def test_different_metrics_are_refused(tmp_path):
 
 
 def test_markdown_keeps_its_columns(tmp_path):
-    write_run(tmp_path, arm="a|b\nc")
+    write_run(tmp_path, note="a|b\nc")
     lines = tables.markdown(tables.runs(summary_of(tmp_path))).splitlines()
-    assert lines == ["| arm | seed 0 |", "| --- | --- |", "| a\\|b c | 90.00% |"]
+    assert lines == ["| model | seed 0 |", "| --- | --- |", "| SoftMax, note a\\|b c | 90.00% |"]
 
 
 def test_comma_separated_numbers_are_unrounded(tmp_path):
@@ -315,6 +315,46 @@ def test_the_scale_names_what_was_run_with(tmp_path):
     write_run(tmp_path, seed=0)
     write_run(tmp_path, seed=1, run={"threads": 2, "finished": "2026-02-03T00:00:00"})
     scale = dict(tables.scale(summary_of(tmp_path)).rows)
-    assert scale["data"] == "name mnist, train 600, test 100"
-    assert (scale["epochs"], scale["threads"], scale["commit"]) == ("2", "1 or 2", "0123abc")
+    assert scale["data"] == "mnist: 600 for training, 100 for testing"
+    assert (scale["epochs"], scale["threads per process"], scale["version of the source"]) == ("2", "1 or 2", "0123abc")
     assert scale["finished"] == "2026-01-01T00:00:00 to 2026-02-03T00:00:00"
+
+
+def test_columns_that_a_few_normalisations_leave_uneven_are_explained(tmp_path):
+    for n_iters, gaps in ((1, (0.05, 0.1)), (3, (0.0, 0.5))):
+        epochs = [epoch(number, 0.5, gap=gap) for number, gap in enumerate(gaps)]
+        write_run(tmp_path, n_iters=n_iters, arm=f"n-{n_iters}", epochs=epochs)
+    said = " ".join(words.uneven(summary_of(tmp_path)))
+    assert "With n_iters = 3 the columns of trained models are 0.50 away from 1 on average (SoftMax: 0.10; before training at most 0.00)" in said
+    assert "In 1 comparison SoftMax's own columns are nearer to 1" in said
+
+
+def test_even_columns_need_no_explanation(tmp_path):
+    for n_iters in (1, 3):
+        write_run(
+            tmp_path, n_iters=n_iters, arm=f"n-{n_iters}", epochs=[epoch(0, 0.1, gap=0.0), epoch(1, 0.5, gap=0.05)]
+        )
+    assert words.uneven(summary_of(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("finals", "said"),
+    [
+        ((0.75, 0.85), "ahead of SoftMax in 2 of 2; their ranges overlap."),
+        ((0.95, 0.85), "ahead of SoftMax in 2 of 2, and its worst run is better than the best of SoftMax."),
+        ((0.5, 0.8), "ahead of SoftMax in 0 of 2 and level in 1; their ranges overlap."),
+    ],
+)
+def test_runs_of_equal_seeds_are_compared(tmp_path, finals, said):
+    write_finals(tmp_path, (0.7, 0.8))
+    write_finals(tmp_path, finals, n_iters=3)
+    assert words.notes(summary_of(tmp_path))[0] == f"Seed by seed, n_iters = 3 is {said}"
+
+
+def test_a_quick_check_is_not_shown_beside_the_paper(tmp_path):
+    write_run(tmp_path, preset="smoke")
+    artefact = Artefact(name="figure6", title="T", paper="Ahead.", paper_numbers={"n-1": {"median": 0.9}})
+    summary = summary_of(tmp_path, artefact)
+    assert summary.paper == {}
+    assert summary.rows[0].paper == {}
+    assert any(note.startswith("A quick check") for note in words.notes(summary))

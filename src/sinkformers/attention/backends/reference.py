@@ -12,8 +12,10 @@ from sinkformers.core.reference import reference_weights
 
 class Reference(Backend):
     name = "reference"
-    automatic = False
     composite = True
+
+    def automatic(self, call: AttentionCall) -> bool:
+        return False
 
     def why_not(self, call: AttentionCall) -> str | None:
         return "it has the unrolled gradient only" if call.implicit else None

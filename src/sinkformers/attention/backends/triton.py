@@ -1,5 +1,6 @@
 """Attention by the Triton kernels, for GPUs."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -8,21 +9,40 @@ from torch import Tensor
 from sinkformers.attention.backends.torch import implicit_gradients
 from sinkformers.attention.call import AttentionCall, AttentionResult
 from sinkformers.core.backend import Backend
-from sinkformers.core.backends.triton import why_not_on
+from sinkformers.core.backends.triton import is_gpu, launching_on, power_of_two, why_not_on
 from sinkformers.core.problem import working_dtype
 from sinkformers.core.ranges import masked_bias
 
 MOST_FEATURES = 256
+# Up to so many queries and keys one program may hold a whole head, and up to so many keys whole rows; sizes are padded.
+WHOLE_HEADS, WHOLE_ROWS = 256, 1024
 
 
 class Triton(Backend):
-    """Not taken by `auto`: correct in Triton's interpreter, and compiled for GPUs, but not yet run on one.
+    """Taken by `auto` on GPUs after a self-check: nobody has run the kernels on all of them.
 
     Works in the log domain, whose numbers never leave the floating-point range: all heads are safe.
     """
 
     name = "triton"
-    automatic = False
+
+    def automatic(self, call: AttentionCall) -> bool:
+        return is_gpu(call.query.device)
+
+    def kind(self, call: AttentionCall) -> Hashable:
+        n, m = call.query.shape[-2], call.key.shape[-2]
+        rows = power_of_two(n) if n <= WHOLE_HEADS else None
+        return kind_of(call), rows, power_of_two(m) if m <= WHOLE_ROWS else None
+
+    def choices(self, call: AttentionCall) -> tuple[str, ...]:
+        return tuple(_plans(call))
+
+    def prefer(self, call: AttentionCall, choice: str) -> None:
+        from sinkformers.kernels.triton import sizes
+
+        plan = _plans(call)[choice]
+        with launching_on(call.query.device):
+            sizes.prefer(prepared(call), plan)
 
     def why_not(self, call: AttentionCall) -> str | None:
         return why_not_tokens(call.query, call.value)
@@ -30,7 +50,8 @@ class Triton(Backend):
     def forward(self, call: AttentionCall) -> AttentionResult:
         from sinkformers.kernels import triton
 
-        out, f, excess = triton.attention_forward(prepared(call), lowest_bias(call))
+        with launching_on(call.query.device):
+            out, f, excess = triton.attention_forward(prepared(call), lowest_bias(call))
         safe = torch.ones(f.shape[:-2], dtype=torch.bool, device=f.device)
         return AttentionResult(out, f[..., 1:, :], excess, f[..., 0, :], safe)
 
@@ -43,16 +64,31 @@ class Triton(Backend):
             return implicit_gradients(call, d_output, needed)
         call = prepared(call)
         f = torch.cat([result.shift[..., None, :], result.rows], -2)
-        grads = triton.attention_backward(
-            call,
-            lowest_bias(call),
-            d_out=d_output.to(call.query.dtype),
-            out=result.out,
-            f=f,
-            excess=result.cols,
-            needs_bias=needed["bias"],
-        )
+        with launching_on(call.query.device):
+            grads = triton.attention_backward(
+                call,
+                lowest_bias(call),
+                d_out=d_output.to(call.query.dtype),
+                out=result.out,
+                f=f,
+                excess=result.cols,
+                needs_bias=needed["bias"],
+            )
         return dict(zip(("query", "key", "value", "bias", "tau"), grads, strict=True))
+
+
+def _plans(call: AttentionCall) -> dict[str, Any]:
+    """The kernels' plans for a call by name, the default first."""
+    from sinkformers.kernels.triton import sizes
+
+    with launching_on(call.query.device):
+        return {_name(plan): plan for plan in sizes.candidates(prepared(call))}
+
+
+def _name(plan: Any) -> str:
+    """The tiles of a plan, such as `sums 64×64, gradient 32×32`."""
+    tiles = ((name.replace("_", " "), tile) for name, tile in plan._asdict().items() if tile is not None)
+    return ", ".join(f"{name} {tile.rows}×{tile.cols}" for name, tile in tiles)
 
 
 def why_not_tokens(query: Tensor, value: Tensor) -> str | None:
@@ -64,6 +100,15 @@ def why_not_tokens(query: Tensor, value: Tensor) -> str | None:
             f"{query.dtype} with {d} and {e}"
         )
     return why_not_on(query.device)
+
+
+def kind_of(call: Any) -> Hashable:
+    """What the kernels are compiled for: dtype, widths, leading axes, which tensors there are, the end of the steps."""
+    query, optional = call.query, (call.bias, call.entries, call.queries, call.keys, call.tau)
+    given = tuple([None if tensor is None else tensor.dtype for tensor in optional])
+    leading = sum([size > 1 for size in query.shape[:-2]])
+    steps = (call.n_iters == 1, call.n_iters % 2)
+    return query.dtype, query.shape[-1], call.value.shape[-1], leading, given, call.l2, call.dropout_p > 0, *steps
 
 
 def prepared(call: Any) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sinkformers.attention.causal.memory import TokenMemory
 from sinkformers.core import checks
+from sinkformers.core.modes import readable
 
 
 class CacheLayer:
@@ -17,6 +18,7 @@ class CacheLayer:
         key, value: (…, m, d) and (…, m, e) of the tokens so far; None before the first call.
         received: (…, (n_iters − 1)/2, m), the logarithm of the attention that each key has received, by column step.
         expected: (…, m), what uniform attention would have given it.
+        tau: the relaxation that the sums were counted with; None before the first call.
         grows: whether keys and values of a call are new tokens, as in self-attention. In the cross-attention of a
             decoder every call has all keys, and only the sums are kept.
     """
@@ -27,6 +29,7 @@ class CacheLayer:
         self.value: Tensor | None = None
         self.received: Tensor | None = None
         self.expected: Tensor | None = None
+        self.tau: float | Tensor | None = None
         self._keys, self._values = TokenMemory(), TokenMemory()
 
     def __len__(self) -> int:
@@ -55,9 +58,12 @@ class CacheLayer:
             return key, value
         return self._keys.append(self.key, key), self._values.append(self.value, value)
 
-    def sums(self, caller: str, query: Tensor, m: int, col_steps: int) -> tuple[Tensor | None, Tensor | None]:
+    def sums(
+        self, caller: str, query: Tensor, m: int, col_steps: int, tau: float | Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The running sums of `m` keys, of which the last, new ones have received nothing; None at the first call."""
         if self.received is None or self.expected is None:
+            self.tau = tau.detach().clone() if isinstance(tau, Tensor) else tau
             if self.key is not None and col_steps:
                 raise ValueError(
                     f"{caller}: the cache was filled with n_iters=1 or tau=0, which keeps no column sums, and cannot "
@@ -73,6 +79,11 @@ class CacheLayer:
             raise ValueError(
                 f"{caller}: the cache holds column sums of heads {tuple(self.received.shape[:-2])}, which a query "
                 f"{tuple(query.shape)} does not continue. Take a new cache for another batch or model."
+            )
+        if col_steps and self.tau is not None and not _same(self.tau, tau):
+            raise ValueError(
+                f"{caller}: the cache was filled with tau={_shown(self.tau)}, and cannot be continued with "
+                f"tau={_shown(tau)}, as after a step of an optimiser. Take a new cache."
             )
         new, lowest = m - self.received.shape[-1], torch.finfo(self.received.dtype).min / 4
         if new < 0:
@@ -116,6 +127,22 @@ class ColumnSums(CacheLayer):
 
     def __repr__(self) -> str:
         return f"ColumnSums({len(self)} tokens)"
+
+
+def _same(one: float | Tensor, two: float | Tensor) -> bool:
+    """Whether two relaxations are equal, as far as that can be read."""
+    tensors = [each for each in (one, two) if isinstance(each, Tensor)]
+    if not tensors:
+        return one == two
+    if not all(map(readable, tensors)):
+        return True
+    values = [torch.as_tensor(each, dtype=tensors[0].dtype, device=tensors[0].device) for each in (one, two)]
+    alike = values[0].shape == values[1].shape or 0 in (values[0].dim(), values[1].dim())
+    return alike and bool((values[0] == values[1]).all())
+
+
+def _shown(tau: float | Tensor) -> str:
+    return f"a tensor of shape {tuple(tau.shape)}" if isinstance(tau, Tensor) else f"{tau:g}"
 
 
 def padded(sums: Tensor, new: int, fill: float) -> Tensor:

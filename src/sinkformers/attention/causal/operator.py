@@ -8,7 +8,7 @@ from sinkformers.core.backend import Backends
 from sinkformers.core.operator import Operator
 from sinkformers.core.problem import working_dtype
 
-BACKENDS = Backends(Native(), Torch(), Triton(), Reference())
+BACKENDS = Backends(Native(), Triton(), Torch(), Reference())
 
 
 def _fake(call: CausalAttentionCall, backend: str) -> CausalAttentionResult:

@@ -86,7 +86,7 @@ def plan_causal(
         return _plan_prefix(query, key, value, masks, by_head, n_iters, settings, empty)
     received = expected = None
     if cache is not None:
-        received, expected = cache.sums(CALLER, query, m, n_iters // 2)
+        received, expected = cache.sums(CALLER, query, m, n_iters // 2, settings.tau)
     call = CausalAttentionCall(
         query, key, value, *masks, by_head, None, None, received, expected, n_iters, settings.scale, settings.l2,
         settings.dropout_p, is_causal, cache is not None, 1,
@@ -94,8 +94,8 @@ def plan_causal(
     chosen = BACKENDS.choose(CALLER, settings.backend, call)
     if empty:
         return Plan(chosen.name, _empty, (call, cache, *kept, settings.tau))
-    call = call.change(block=chosen.rows_per_block(call))
-    return Plan(chosen.name, _run, (call, chosen, cache, *kept))
+    in_blocks = call.change(block=chosen.rows_per_block(call))
+    return Plan(chosen.name, _run, (in_blocks, chosen, cache, *kept), BACKENDS, call)
 
 
 def _check_triangle(query: Tensor, key: Tensor, attn_mask: Tensor | None, settings: Settings) -> None:

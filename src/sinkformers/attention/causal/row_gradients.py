@@ -25,10 +25,16 @@ class BlockGradients(NamedTuple):
 
 
 def row_gradients(
-    call: CausalAttentionCall, start: int, stop: int, before: Sums, d_out: Tensor, d_after: Tensor
+    call: CausalAttentionCall,
+    start: int,
+    stop: int,
+    before: Sums,
+    d_out: Tensor,
+    d_after: Tensor,
+    first_row: int = 0,
 ) -> BlockGradients:
     """The gradients of a block, whose rows have the gradient `d_out`, and the sums after it `d_after`."""
-    block = normalise_rows(call, start, stop, before)
+    block = normalise_rows(call, start, stop, before, first_row)
     columns = block.weights.shape[-1]
     query, key, value = call.query[..., start:stop, :], call.key[..., :columns, :], call.value[..., :columns, :]
     d_out = zero_masked(d_out, block.valid.any(-1))

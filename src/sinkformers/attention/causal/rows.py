@@ -69,8 +69,11 @@ def expected_in(valid: Tensor, before: Tensor) -> Tensor:
     return before[..., None, :] + shares.cumsum(-2)
 
 
-def normalise_rows(call: CausalAttentionCall, start: int, stop: int, before: Sums) -> Block:
-    """The steps of a block of rows of a call without masked tokens; the sums are those of its visible columns."""
+def normalise_rows(call: CausalAttentionCall, start: int, stop: int, before: Sums, first_row: int = 0) -> Block:
+    """The steps of a block of rows of a call without masked tokens; the sums are those of its visible columns.
+
+    `first_row` is the number of the call's first query for dropout.
+    """
     columns = call.visible_columns(stop)
     valid, key = valid_rows(call, start, stop), call.key[..., :columns, :]
     lowest = torch.finfo(key.dtype).min / 4
@@ -92,13 +95,15 @@ def normalise_rows(call: CausalAttentionCall, start: int, stop: int, before: Sum
         rows.append(attention)
         sums.append(received)
     weights = (scores + g).softmax(-1).masked_fill(~valid, 0.0)
-    dropout = None if call.seed is None else _dropout(call, start, weights)
+    dropout = None if call.seed is None else _dropout(call, first_row + start, weights)
     return Block(valid, log_expected, rows, sums, weights, dropout, expected[..., -1, :])
 
 
-def attend_rows(call: CausalAttentionCall, start: int, stop: int, before: Sums) -> tuple[Tensor, Sums]:
+def attend_rows(
+    call: CausalAttentionCall, start: int, stop: int, before: Sums, first_row: int = 0
+) -> tuple[Tensor, Sums]:
     """The output of a block of rows, and the sums after it."""
-    block = normalise_rows(call, start, stop, before)
+    block = normalise_rows(call, start, stop, before, first_row)
     weights = block.weights if block.dropout is None else block.weights * block.dropout
     out = zero_masked(weights @ call.value[..., : weights.shape[-1], :], block.valid.any(-1))
     received = [sums[..., -1, :] for sums in block.received]

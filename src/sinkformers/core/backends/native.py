@@ -121,6 +121,14 @@ def why_not_on(device: torch.device) -> str | None:
     return native.missing()
 
 
+def instruction_set() -> tuple[str | None, str | None]:
+    """The instruction set that the compiled kernels use, or None and the reason why they are not used."""
+    from sinkformers.kernels import native
+
+    reason = native.missing()
+    return (native.instruction_set(), None) if reason is None else (None, reason)
+
+
 def missing_warning(device: torch.device) -> str | None:
     """What to warn of where torch serves on the CPU because the compiled kernels are missing."""
     from sinkformers.kernels import native

@@ -8,8 +8,10 @@ from sinkformers.core.reference import reference_weights
 
 class Reference(NormalizeBackend):
     name = "reference"
-    automatic = False
     composite = True
+
+    def automatic(self, call: NormalizeCall) -> bool:
+        return False
 
     def why_not(self, call: NormalizeCall) -> str | None:
         return None

@@ -1,7 +1,10 @@
 """`sinkhorn` of small matrices by a Triton kernel, for GPUs."""
 
 import os
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +17,17 @@ LARGEST = 64
 
 
 class Triton(NormalizeBackend):
-    """Not taken by `auto`: correct in Triton's interpreter, and compiled for GPUs, but not yet run on one."""
+    """Taken by `auto` on GPUs after a self-check: nobody has run the kernels on all of them."""
 
     name = "triton"
-    automatic = False
+
+    def automatic(self, call: NormalizeCall) -> bool:
+        return is_gpu(call.scores.device)
+
+    def kind(self, call: NormalizeCall) -> Hashable:
+        """The sizes that a kernel is compiled for, powers of two, and what it is given."""
+        sizes = [power_of_two(size) for size in (*call.scores.shape[-2:], max(1, call.n_iters // 2))]
+        return call.scores.dtype, *sizes, call.n_iters == 1, call.n_iters % 2, call.tau is None, call.mask is None
 
     def why_not(self, call: NormalizeCall) -> str | None:
         shape = tuple(call.scores.shape[-2:])
@@ -32,7 +42,8 @@ class Triton(NormalizeBackend):
         from sinkformers.kernels import triton
 
         shape = call.scores.shape
-        weights = triton.tiny_forward(*self._operands(call), call.n_iters).reshape(shape)
+        with launching_on(call.scores.device):
+            weights = triton.tiny_forward(*self._operands(call), call.n_iters).reshape(shape)
         return NormalizeResult(weights.to(call.scores.dtype), *no_state(weights, shape[:-2], *shape[-2:]))
 
     def backward(
@@ -41,7 +52,9 @@ class Triton(NormalizeBackend):
         from sinkformers.kernels import triton
 
         (scores, tau), shape = self._operands(call), call.scores.shape
-        grad, d_tau = triton.tiny_backward(d_output.to(scores.dtype).reshape(scores.shape), scores, tau, call.n_iters)
+        d_weights = d_output.to(scores.dtype).reshape(scores.shape)
+        with launching_on(scores.device):
+            grad, d_tau = triton.tiny_backward(d_weights, scores, tau, call.n_iters)
         # NaN at a valid entry must not reach a masked one. Checking whether there is any would synchronise.
         grad = grad.masked_fill(scores == -torch.inf, 0.0)
         return {"scores": grad.reshape(shape), "tau": None if d_tau is None else d_tau.reshape(shape[:-2])}
@@ -51,6 +64,24 @@ class Triton(NormalizeBackend):
         scores, tau, lead = call.scores.to(working_dtype(call.scores.dtype)), call.working_tau(), call.scores.shape[:-2]
         scores = scores if call.mask is None else scores.masked_fill(~call.mask, -torch.inf)
         return scores.reshape(-1, *scores.shape[-2:]), None if tau is None else tau.expand(lead).reshape(-1)
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether `auto` may try the Triton kernels on a device; ROCm's devices are of type cuda too."""
+    return device.type == "cuda"
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device the current one, which is where Triton launches, wherever the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not smaller; sizes may be symbolic."""
+    power = 1
+    while power < size:
+        power *= 2
+    return power
 
 
 def why_not_on(device: torch.device) -> str | None:

@@ -31,6 +31,9 @@ class Shared(NamedTuple):
         """A grid of row blocks. All heads stand in the first axis: the others end at 65,535."""
         return (self.heads * triton.cdiv(self.n, meta["ROWS"]),)
 
+    def over_heads(self, meta: dict[str, Any]) -> tuple[int]:
+        return (self.heads,)
+
     def over_cols(self, meta: dict[str, Any]) -> tuple[int]:
         return (self.heads * triton.cdiv(self.m, meta["COLS"]),)
 

@@ -74,17 +74,17 @@ def locate(operand, lead, head):
 
 
 @triton.jit
-def tokens(operand, lead, head, index, valid, width, WIDTH: tl.constexpr):
-    """Tokens (block, WIDTH) of one matrix. Masked ones read as zero, whatever they hold."""
-    feature = tl.arange(0, WIDTH)
+def tokens(operand, lead, head, index, valid, width, WIDTH: tl.constexpr, first=0):
+    """Tokens (block, WIDTH) of one matrix, from feature `first` on. Masked ones read as zero, whatever they hold."""
+    feature = first + tl.arange(0, WIDTH)
     at = locate(operand, lead, head) + times(index, operand.row)[:, None] + times(feature, operand.col)[None, :]
     return tl.load(at, mask=valid[:, None] & (feature < width)[None, :], other=0.0)
 
 
 @triton.jit
-def store_tokens(data, head, index, count, valid, width, values, WIDTH: tl.constexpr):
-    """Write tokens (block, WIDTH) of one matrix of a contiguous tensor; zero where masked."""
-    feature = tl.arange(0, WIDTH)
+def store_tokens(data, head, index, count, valid, width, values, WIDTH: tl.constexpr, first=0):
+    """Write tokens (block, WIDTH) of one matrix of a contiguous tensor, from feature `first` on; zero where masked."""
+    feature = first + tl.arange(0, WIDTH)
     at = data + (head.to(tl.int64) * count + index)[:, None] * width + feature[None, :]
     result = tl.where(valid[:, None], values, 0.0).to(data.dtype.element_ty)
     tl.store(at, result, mask=(index < count)[:, None] & (feature < width)[None, :])
@@ -130,10 +130,25 @@ def valid_entries(mask, head, i, j, row, col):
 @triton.jit
 def score_tile(mask, head, i, j, row, col, q, k, shift, scale, L2: tl.constexpr):
     """Scores in float32 of tokens read with `tokens`, each row less its shift; minus infinity where masked."""
-    valid, bias = valid_entries(mask, head, i, j, row, col)
     # The default for float32 is tf32, whose ten bits would be the largest error of all.
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias
+    product = tl.dot(q, tl.trans(k), input_precision="ieee")
+    squares = tl.zeros(col.shape, tl.float32)
+    if L2:
+        squares = squared_lengths(k)
+    return masked_scores(mask, head, i, j, row, col, product, squares, shift, scale, L2)
+
+
+@triton.jit
+def squared_lengths(k):
+    wide = k.to(tl.float32)
+    return tl.sum(wide * wide, 1)
+
+
+@triton.jit
+def masked_scores(mask, head, i, j, row, col, product, squares, shift, scale, L2: tl.constexpr):
+    """The scores that belong to products of queries and keys."""
+    valid, bias = valid_entries(mask, head, i, j, row, col)
+    scores = product * scale + bias
     if L2:  # |q|² shifts whole rows, which no weight depends on
-        wide = k.to(tl.float32)
-        scores -= (0.5 * scale * tl.sum(wide * wide, 1))[None, :]
+        scores -= (0.5 * scale * squares)[None, :]
     return tl.where(valid, scores - shift[:, None], float("-inf"))

@@ -20,6 +20,8 @@ METRICS_FILE = "metrics.json"  # the record; a run that has it is finished
 RUN_FILE = "run.json"  # versions, machine and times
 MODEL_FILE = "model.safetensors"  # the trained weights
 LOG_FILE = "log.jsonl"  # one line per epoch
+JOB_LOG = "job.log"  # on a cluster: what the jobs of the run printed
+JOB_FILE = "job.json"  # on a cluster, until the run is finished: the id of its job
 
 
 class ExperimentError(LabError):
@@ -88,6 +90,7 @@ class Record:
 
     metrics: Mapping[str, Any]
     run: Mapping[str, Any]
+    folder: Path | None = None
 
     @property
     def is_continued(self) -> bool:

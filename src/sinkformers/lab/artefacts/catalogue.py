@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sinkformers.lab.artefacts.artefact import Artefact
 from sinkformers.lab.artefacts.causal_lm import CAUSAL_LM
+from sinkformers.lab.artefacts.digits import DIGITS
 from sinkformers.lab.artefacts.figure1 import FIGURE1
 from sinkformers.lab.artefacts.figure2_mnist import FIGURE2_MNIST
 from sinkformers.lab.artefacts.figure2_points import FIGURE2_POINTS
@@ -31,6 +32,7 @@ ARTEFACTS = (
     FIGURE6,
     THEORY,
     CAUSAL_LM,
+    DIGITS,
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sinkformers.lab.cli import data, figure, listing, predict, report, run
+from sinkformers.lab.cli import data, doctor, figure, listing, look, predict, report, run
 from sinkformers.lab.cli.refusal import Commands
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app.command("list")(listing.show)
 app.command("run")(run.run)
 app.command()(report.report)
 app.command()(predict.predict)
+app.command()(doctor.doctor)
+app.command()(look.look)
 app.add_typer(figure.app, name="figure")
 app.add_typer(data.app, name="data")
 

@@ -21,7 +21,7 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     width = max(len(artefact.name) for artefact in ARTEFACTS)
     for artefact in ARTEFACTS:
         typer.echo(f"{artefact.name:<{width}}  {artefact.title}")
-        typer.echo(f"{'':<{width}}  the paper: {artefact.paper}")
+        typer.echo(f"{'':<{width}}  the paper: {artefact.paper or 'has no such experiment'}")
         for name, preset in artefact.presets.items():
             needs = f"needs {preset.data}" if preset.data not in ("", "digits") else "needs no download"
             typer.echo(f"{'':<{width}}  --preset {name:<8}{preset.about}; {needs}; {preset.takes}")

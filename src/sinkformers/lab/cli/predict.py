@@ -1,9 +1,10 @@
-"""`sinkformers predict`: the answers of a trained run to shapes, reviews, sentences or prompts."""
+"""`sinkformers predict`: the answers of a trained run to images, shapes, reviews, sentences or prompts."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sinkformers.lab.inference.writing import Write
 
 BATCH = 32  # lines of a file
+MOST_NAMED = 5  # words that are not in a vocabulary
 
 
 def predict(
@@ -31,7 +33,8 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="INPUT...",
-            help="Shapes: files (.off, .ply, .obj, .xyz, .npy). Texts: the text itself; standard input if none.",
+            help="Images and shapes: files (.png, .jpg, …; .off, .ply, .obj, .xyz, .npy). Texts: the text itself; "
+            "standard input if none.",
             show_default=False,
         ),
     ] = None,
@@ -41,7 +44,7 @@ def predict(
     ] = None,
     draw: Annotated[
         bool | None,
-        typer.Option("--draw/--no-draw", help="Draw the attention, and write a page; by default, for shapes only."),
+        typer.Option("--draw/--no-draw", help="Draw the attention, and write a page; by default, for files only."),
     ] = None,
     layer: Annotated[
         str | None, typer.Option(help="The layer whose attention is drawn; by default, the last.", metavar="NAME")
@@ -49,7 +52,8 @@ def predict(
     point: Annotated[
         int | None, typer.Option(help="Draw the attention that this point of a shape receives.", metavar="K")
     ] = None,
-    top: Annotated[int, typer.Option(help="The number of classes to print for a shape.", min=1)] = 5,
+    invert: Annotated[bool, typer.Option("--invert", help="Exchange dark and light in an image.")] = False,
+    top: Annotated[int, typer.Option(help="The number of classes to print.", min=1)] = 5,
     tokens: Annotated[int, typer.Option(help="The number of bytes that a language model writes.", min=1)] = 120,
     temperature: Annotated[
         float, typer.Option(help="Of a language model: 0 takes the likeliest byte each time.", min=0)
@@ -57,13 +61,19 @@ def predict(
     seed: Annotated[int, typer.Option(help="Of the random numbers of a language model.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="The folder for pictures and page.", metavar="DIR")] = Path("predictions"),
 ) -> None:
-    """Classify a shape or a review, translate a sentence, or continue a text."""
+    """Classify an image, a shape or a review, translate a sentence, or continue a text."""
     need("predictions", ("accelerate", "safetensors"), "experiments")
     from sinkformers.lab.inference.trained import open_run
-    from sinkformers.lab.tasks.config import LanguageConfig, PointConfig, TextConfig, TranslationConfig
+    from sinkformers.lab.tasks.config import LanguageConfig, PointConfig, TextConfig, TranslationConfig, VisionConfig
 
     trained = open_run(run)
-    if isinstance(trained.config, PointConfig):
+    if invert and not isinstance(trained.config, VisionConfig):
+        refuse("--invert is for images; leave it out.")
+    if isinstance(trained.config, VisionConfig):
+        if file is not None or point is not None:
+            refuse("--file is for texts and --point for shapes; name the files of images as INPUT.")
+        shown = _images(trained, inputs or [], top, layer, invert, draw is not False)
+    elif isinstance(trained.config, PointConfig):
         if file is not None:
             refuse("--file is for texts; name the files of shapes as INPUT.")
         shown = _shapes(trained, inputs or [], top, layer, point, draw is not False)
@@ -77,7 +87,7 @@ def predict(
         _continue(trained, inputs or [], file, most=tokens, temperature=temperature, seed=seed)
         shown = []
     else:
-        refuse(f"{trained.name} is a model of images; predict supports shapes and texts only.")
+        refuse(f"{trained.name} is a model that predict does not support.")
     if shown:
         _write(trained, shown, out)
 
@@ -112,6 +122,43 @@ def _shapes(
             caption = f"{name} from three sides, coloured by the attention that each point receives."
             shown.append(Shown(Path(name).name, table, pictures.cloud(prediction), caption))
     return shown
+
+
+def _images(run: TrainedRun, files: list[str], top: int, layer: str | None, invert: bool, draw: bool) -> list[Shown]:
+    from sinkformers.lab.data.formats.image_files import check_image_file
+
+    if not files:
+        refuse(f"there is nothing to predict; name files with images after the run, such as {_example(run)}.")
+    for name in files:
+        check_image_file(Path(name))
+    from rich.console import Console
+
+    from sinkformers.lab.inference.images import ImageClassifier
+    from sinkformers.lab.reporting.tables import Table, terminal
+
+    classifier = ImageClassifier(run)
+    shown: list[Shown] = []
+    for name in files:
+        for warning in classifier.doubts(Path(name), invert=invert):
+            print(f"sinkformers: {warning}", file=sys.stderr)
+        prediction = classifier.predict(Path(name), layer=layer, invert=invert)
+        rows = tuple((label, f"{likely:.1%}") for label, likely in prediction.classes[:top])
+        table = Table(("class", "probability"), rows)
+        typer.echo(name)  # not as the title of the table, which would be wrapped
+        Console().print(terminal(table, ""))
+        if draw:
+            need("pictures", ("matplotlib", "jinja2"), "cli")
+            from sinkformers.lab.inference import pictures
+            from sinkformers.lab.inference.page import Shown
+
+            caption = f"{name}, the attention that each of its patches receives, and the weights between all tokens."
+            shown.append(Shown(Path(name).name, table, pictures.image(prediction), caption))
+    return shown
+
+
+def _example(run: TrainedRun) -> str:
+    """Return an image that was kept with the model."""
+    return str(next(iter(sorted(run.folder.glob("example-*.png"))), "image.png"))
 
 
 def _texts(run: TrainedRun, inputs: list[str], file: Path | None, layer: str | None, draw: bool) -> list[Shown]:
@@ -151,16 +198,28 @@ def _read(inputs: list[str], file: Path | None) -> Iterator[tuple[Iterator[str],
 def _answer(answer: Judge | Translate | Write, lines: Iterator[str], batch: int) -> Iterator[tuple[str, str]]:
     """Print the answers to `lines`, `batch` lines at a time, and yield each line with its answer."""
     warned: set[str] = set()
+    words, unknown = 0, Counter[str]()
     while some := list(islice(lines, batch)):
         for warning in answer.doubts(some):
             if warning not in warned:
                 print(f"sinkformers: {warning}", file=sys.stderr)
             warned.add(warning)
         answers = iter(answer([line for line in some if line.strip()]) if any(line.strip() for line in some) else [])
+        for count, pieces in map(answer.words, some):
+            words += count
+            unknown.update(pieces)
         for line in some:  # an empty line has an empty answer, so that input and output have the same lines
             found = next(answers) if line.strip() else ""
             _print(found)
             yield line, found
+    if unknown:
+        often = ", ".join(word for word, _ in unknown.most_common(MOST_NAMED))
+        more = ", …" if len(unknown) > MOST_NAMED else ""
+        print(
+            f"sinkformers: {unknown.total()} of {words} words are not in the vocabulary of this model, which reads "
+            f"them in pieces or not at all ({often}{more}).",
+            file=sys.stderr,
+        )
 
 
 def _drawn(answer: Judge | Translate, line: str, found: str, layer: str | None) -> Shown:

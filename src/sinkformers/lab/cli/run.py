@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sinkformers.lab.cli.cluster import ClusterOptions, preview, train_in_jobs
 from sinkformers.lab.cli.refusal import STOPPED, need, refuse
 
 if TYPE_CHECKING:
     from sinkformers.lab.artefacts.artefact import Artefact, Preset, Run
 
-WORKER = "SINKFORMERS_WORKER"  # set for the processes that --jobs starts: they print nothing and write no report
 SAVING = "Saving after this step; interrupt again to end at once."
 
 
@@ -37,27 +37,67 @@ def run(
     out: Annotated[Path, typer.Option(help="The folder for runs and reports.")] = Path("runs"),
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to train.")] = "auto",
     precision: Annotated[Literal["no", "bf16", "fp16"], typer.Option(help="Mixed precision.")] = "no",
-    jobs: Annotated[int, typer.Option(help="Runs trained in parallel, each on its share of the cores.", min=1)] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs trained in parallel, each on its share of the cores; by default 1, "
+            "and on a Slurm cluster as many as it allows.",
+            min=1,
+        ),
+    ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained or submitted.")] = False,
+    cluster: Annotated[
+        Literal["slurm", "local"] | None, typer.Option(help="Train every run in a job: of Slurm, or on this machine.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Of the Slurm cluster; else its default.", metavar="P")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of a job, one process each; by default 0.", min=0)] = None,
+    cpus: Annotated[int | None, typer.Option(help="Cores of each process of a job; by default 1.", min=1)] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that train a run together; by default, one per GPU.", min=1)
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            help="Time limit of a job, such as 30 (minutes), 4:00:00 (the default on Slurm) or 2-0 (days); "
+            "a run that needs longer is queued again, and continues.",
+            metavar="T",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Show the progress of jobs of Slurm until they have ended, then report.")
+    ] = False,
 ) -> None:
     """Train the missing runs of an artefact, then report.
 
     Ctrl-C saves the current run and stops; the same command continues from there. Press it again to end at once.
-    Several commands may share one --out.
+    Several commands may share one --out. With --cluster slurm, the command submits jobs and returns.
     """
+    from sinkformers.lab.workbench.stopping import WORKER
+
+    options = ClusterOptions(cluster, partition, gpus, cpus, processes, time, wait)
+    options.check(device)
     with _stopped_in_one_sentence():
         chosen, runs = _select(artefact, preset, seeds, n_iters, arms or [])
         if chosen.make is not None:
-            _make(chosen.make, chosen.presets[preset], out / artefact / preset)
+            if cluster is not None:
+                refuse(f"{artefact} trains nothing, so that there are no jobs; leave --cluster out.")
+            _make(chosen.make, chosen.presets[preset], out / artefact / preset, dry_run)
             return
         _check_folders(chosen.presets[preset], runs, out, data)
         need("experiments", ("accelerate", "filelock", "safetensors", "tensorboard"), "experiments")
-        if jobs > 1 and "RANK" in os.environ:
+        if (jobs or 1) > 1 and "RANK" in os.environ:
             refuse("--jobs cannot be used with torchrun, which starts several processes itself; leave it out.")
-        if jobs > 1:
-            _side_by_side(jobs, chosen, runs, out)
+        shared = {"data": data, "device": device, "precision": precision, "save_every": save_every}
+        if dry_run:
+            preview(options, options.request(runs, out, jobs, n_iters=n_iters, **shared))
+            return
+        if cluster is not None:
+            train_in_jobs(options, options.request(runs, out, jobs, n_iters=n_iters, **shared), chosen)
+        elif (jobs or 1) > 1:
+            _side_by_side(jobs or 1, chosen, runs, out)
         else:
-            _train(chosen, preset, runs, out, data=data, device=device, precision=precision, save_every=save_every)
+            _train(chosen, preset, runs, out, **shared)
     if os.environ.get("RANK", "0") == "0" and WORKER not in os.environ:
         from sinkformers.lab.cli.report import report
 
@@ -105,10 +145,10 @@ def _check_folders(preset: Preset, runs: list[Run], out: Path, data: Path | None
 def _train(artefact: Artefact, preset: str, runs: list[Run], out: Path, **options: Any) -> None:
     from sinkformers.lab.workbench.display import Display
     from sinkformers.lab.workbench.runner import train_missing as train
-    from sinkformers.lab.workbench.stopping import Stopping, end_of_launcher, end_of_pipe
+    from sinkformers.lab.workbench.stopping import SILENT, WORKER, Stopping, end_of_launcher, end_of_pipe
 
-    worker, rank = WORKER in os.environ, os.environ.get("RANK")
-    display = Display(quiet=worker or (rank or "0") != "0")
+    worker, rank = os.environ.get(WORKER), os.environ.get("RANK")
+    display = Display(quiet=worker == SILENT or (rank or "0") != "0")
     parent = None
     if worker:
         parent = partial(end_of_pipe, sys.stdin.fileno())
@@ -121,21 +161,24 @@ def _train(artefact: Artefact, preset: str, runs: list[Run], out: Path, **option
 
 def _side_by_side(jobs: int, artefact: Artefact, runs: list[Run], out: Path) -> None:
     from sinkformers.lab.workbench.display import Display
+    from sinkformers.lab.workbench.progress import expected_epochs
+    from sinkformers.lab.workbench.stopping import SILENT, WORKER
     from sinkformers.lab.workbench.workers import side_by_side
 
-    os.environ[WORKER] = "1"
+    os.environ[WORKER] = SILENT
     command = [sys.executable, "-m", "sinkformers.lab.cli", *sys.argv[1:], "--jobs", "1"]
     display = Display()
-    display.expect(
-        {run.name: artefact.presets[run.preset].config.with_settings(run.arm.settings).recipe.epochs for run in runs}
-    )
+    display.expect(expected_epochs(artefact, runs))
     code = side_by_side(command, jobs, runs, out, display)
     del os.environ[WORKER]
     if code:
         raise typer.Exit(code=code)
 
 
-def _make(make: Callable[[Preset, Path], str], preset: Preset, folder: Path) -> None:
+def _make(make: Callable[[Preset, Path], str], preset: Preset, folder: Path, dry_run: bool) -> None:
+    if dry_run:
+        print(f"Nothing is trained: the result would be written to {folder}")
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         print(make(preset, folder))

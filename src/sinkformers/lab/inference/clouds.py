@@ -54,8 +54,7 @@ class CloudClassifier:
     def predict(self, file: Path, *, layer: str | None = None, point: int | None = None) -> Prediction:
         """Classify the shape in a file. `layer` selects the layer whose attention is returned, by default the last;
         `point` selects one of the points that it attends to."""
-        points = self._sampled(file)
-        given = standardised(points) if self.config.standardise else points
+        points, given = self.read(file)
         with watch_attention(self.model, keep_weights=True) as watch:
             logits = self.model(*on(self.model, given))
         likely = logits[0].softmax(-1).cpu()
@@ -63,6 +62,11 @@ class CloudClassifier:
         classes = [(self.names[number], float(likely[number])) for number in order]
         weights = {name: seen.calls[0].weights for name, seen in watch.items() if seen.calls}
         return Prediction(file, points[0], classes, self._attention(points, weights, layer, point))
+
+    def read(self, file: Path) -> tuple[Tensor, Tensor]:
+        """Return the points (1, n, 3) of a shape, and the same as the model takes them."""
+        points = self._sampled(file)
+        return points, standardised(points) if self.config.standardise else points
 
     def _sampled(self, file: Path) -> Tensor:
         """Return points (1, n, 3), as many as the model was trained with, in the unit sphere; always the same."""
@@ -78,7 +82,7 @@ class CloudClassifier:
     def _attention(
         self, points: Tensor, weights: dict[str, Tensor | None], layer: str | None, point: int | None
     ) -> Attention | None:
-        places = self._places(points)
+        places = self.places(points)
         seeing = {
             name: each[0].mean(0).cpu()
             for name, each in weights.items()
@@ -102,7 +106,7 @@ class CloudClassifier:
             raise ExperimentError(f"--point must be a number from 0 to {columns - 1}; got {point}.")
         return Attention(name, places, seeing[name][:, point] * rows, point)
 
-    def _places(self, points: Tensor) -> Tensor:
+    def places(self, points: Tensor) -> Tensor:
         """Return the points that attention sees of points (1, n, 3): all, or the centres of the last stage."""
         if isinstance(self.model, PointCloudTransformer):
             for stage in self.model.neighbourhoods(*on(self.model, points)):

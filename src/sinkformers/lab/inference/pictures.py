@@ -1,4 +1,4 @@
-"""Figures of attention: a shape coloured by attention, and the attention between the tokens of a sentence."""
+"""Figures of attention: on a shape, on an image, and between the tokens of a sentence."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sinkformers.lab.inference.clouds import Prediction
+from sinkformers.lab.inference.images import ImagePrediction
 from sinkformers.lab.inference.texts import Attention
 from sinkformers.lab.reporting.panels import FAINT, INK, SINKHORN, SOFTMAX, plain
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 VIEWS = ((20, -60), (20, 30), (80, -90))  # elevation and azimuth, in degrees
@@ -85,3 +87,33 @@ def sentence(attention: Attention) -> Figure:
         matrix.set_yticks(range(n), labels, fontsize=8)
     above.set_title(plain(f"{attention.layer}, mean of its heads"), fontsize=11, color=INK, loc="left")
     return figure
+
+
+def image(prediction: ImagePrediction) -> Figure:
+    """Draw an image, the attention that each of its patches receives, and the weights with their column sums."""
+    from matplotlib.figure import Figure
+
+    attention = prediction.attention
+    figure = Figure(figsize=(10.4, 4.2), facecolor="white", layout="constrained")
+    seen, received, sums = figure.subplots(1, 3, width_ratios=(1, 1.15, 1.15))
+    name, likely = prediction.classes[0]
+    show_pixels(seen, prediction.pixels)
+    seen.set_title(plain(f"{prediction.file.name}: {name}, {likely:.0%}"), fontsize=11, color=INK, loc="left")
+    drawn = received.imshow(attention.received.numpy(), **_scale(attention.received))
+    received.set(xticks=[], yticks=[])
+    received.set_title("received by each patch", fontsize=11, color=INK, loc="left")
+    figure.colorbar(drawn, ax=received, shrink=0.7).set_label("1 is an even share", color=INK)
+    weights = sums.imshow(attention.weights.numpy(), cmap="Purples", vmin=0.0)
+    sums.set_xlabel("tokens attended to", color=INK)
+    sums.set_ylabel("tokens that attend", color=INK)
+    total = attention.weights.sum(0)
+    sums.set_title(f"column sums {total.min():.2f} to {total.max():.2f}", fontsize=11, color=INK, loc="left")
+    figure.colorbar(weights, ax=sums, shrink=0.7).set_label(plain(f"weight in {attention.layer}"), color=INK)
+    return figure
+
+
+def show_pixels(axes: Axes, pixels: Tensor) -> None:
+    """Show pixels, uint8 (channels, height, width), in grey or in colour."""
+    shown = pixels.movedim(0, -1).squeeze(-1).numpy()
+    axes.imshow(shown, cmap="gray", vmin=0, vmax=255)
+    axes.set(xticks=[], yticks=[])

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -59,12 +59,20 @@ class Judge:
         cut = any(len(text) > longest for text in self.reader.whole(lines))
         return [f"the first {longest} tokens of a text are read, and some have more."] * cut
 
+    def words(self, line: str) -> tuple[int, list[str]]:
+        """Return the number of words in a text, and those that are not in the vocabulary."""
+        return self.reader.words(line)
+
     def attention(self, line: str, layer: str | None = None) -> Attention:
         """Return the attention of a layer, by default the last."""
-        encoded = self.reader.encode([line])
-        tokens, mask = encoded.padded(torch.arange(1))
+        run, spelt = self.read(line)
+        return _watched(self.model, run, spelt, layer)
+
+    def read(self, line: str) -> tuple[Callable[[nn.Module], object], list[str]]:
+        """Return a function that runs a model on a text, and its tokens as text."""
+        tokens, mask = self.reader.encode([line]).padded(torch.arange(1))
         spelt = [self.reader.vocabulary.decode([number]) for number in tokens[0].tolist()]
-        return _watched(self.model, lambda model: model(*on(model, tokens, mask)), spelt, layer)
+        return lambda model: model(*on(model, tokens, mask)), spelt
 
 
 class Translate:
@@ -90,12 +98,21 @@ class Translate:
         # A vocabulary learned from plain text encodes every text; one of subword files knows only those subwords.
         return doubts + [PIECES] * (2 * numbers.count(UNKNOWN) > len(numbers))
 
+    def words(self, line: str) -> tuple[int, list[str]]:
+        """Return the number of words in a text, and those that are not in the vocabulary."""
+        return self.translator.source.words(line)
+
     @torch.no_grad()
     def attention(self, line: str, layer: str | None = None) -> Attention:
         """Return the attention of a layer of the encoder, by default the last."""
+        run, spelt = self.read(line)
+        return _watched(self.model, run, spelt, layer)
+
+    def read(self, line: str) -> tuple[Callable[[Any], object], list[str]]:
+        """Return a function that runs the encoder of a model on a sentence, and its tokens as text."""
         tokens, mask = self._padded([line])
         spelt = [MARKS.get(number) or self.translator.source.decode([number]) for number in tokens[0].tolist()]
-        return _watched(self.model, lambda model: model.begin(*on(model, tokens, mask)), spelt, layer)
+        return lambda model: model.begin(*on(model, tokens, mask)), spelt
 
     def _padded(self, lines: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.translator.fitting(self.translator.sources(lines)).padded(torch.arange(len(lines)))

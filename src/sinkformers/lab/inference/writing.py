@@ -42,6 +42,10 @@ class Write:
         cut = any(len(line.encode()) > longest for line in lines)
         return [f"the last {longest} bytes of a prompt are read, and some have more."] * cut
 
+    def words(self, line: str) -> tuple[int, list[str]]:
+        """Return nothing: a model of bytes reads every word."""
+        return 0, []
+
     def _longest(self) -> int:
         """Return how many bytes of a prompt are read: half of the context, or more if less is to be written."""
         return max(self.model.length - self.most, self.model.length // 2)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sinkformers.lab.artefacts.artefact import Record
+from sinkformers.lab.reporting import labels
 
 OF_COLUMN_STEPS = ("tau", "causal")  # settings without an effect on SoftMax, which has no column steps
 
@@ -78,8 +79,8 @@ def rank(value: Any) -> tuple[bool, float, str]:
 
 
 def describe(settings: Mapping[str, Any]) -> str:
-    """Return settings as text: `{"patch": 7, "rate": 0.001}` becomes `patch 7, rate 0.001`."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+    """Return settings as text: `{"patch": 7, "rate": 0.001}` becomes `patches of 7, rate 0.001`."""
+    return ", ".join(filter(None, (labels.setting(name, value) for name, value in settings.items())))
 
 
 def side(n_iters: int | float) -> str:

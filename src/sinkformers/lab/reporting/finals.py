@@ -17,6 +17,7 @@ from sinkformers.lab.reporting.panels import (
     colours,
     grid,
     in_units,
+    is_narrow,
     legend,
     plain,
     share,
@@ -68,12 +69,13 @@ def final_values(records: Sequence[Record]) -> Figure:
         for n_iters, runs in comparison.sides.items()
     }
     colour = colours(n_iters for _, n_iters in arms)
-    figure, [[axes]] = grid(1, 1, height=0.6 + 0.34 * len(arms))
-    figure.set_figwidth(8.4)
+    figure, [[axes]] = grid(1, 1, height=0.6 + (0.55 if is_narrow() else 0.34) * len(arms))
+    if not is_narrow():
+        figure.set_figwidth(8.4)
     for place, ((_, n_iters), finals) in enumerate(arms.items()):
         axes.plot(finals, [place] * len(finals), "o", color=colour[n_iters], alpha=0.55, markeredgewidth=0)
         axes.plot([_middle(finals)], [place], "|", color=INK, markersize=15, markeredgewidth=1.8)
-    labels = [" · ".join(filter(None, (side(n_iters), label))) for label, n_iters in arms]
+    labels = [("\n" if is_narrow() else ", ").join(filter(None, (side(n_iters), label))) for label, n_iters in arms]
     axes.set_yticks(range(len(arms)), list(map(plain, labels)))
     axes.set_ylim(len(arms) - 0.4, -0.6)
     metric = metric_named(records[0].metrics["metric"])

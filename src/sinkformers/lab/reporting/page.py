@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sinkformers.lab.artefacts.artefact import ExperimentError
-from sinkformers.lab.reporting import curves, finals, tables, words
-from sinkformers.lab.reporting.html import Picture, file_name, picture, render
-from sinkformers.lab.reporting.panels import save
+from sinkformers.lab.reporting import attention_maps, curves, finals, tables, words
+from sinkformers.lab.reporting.html import Picture, drawn, file_name, render
 from sinkformers.lab.reporting.summary import Summary
 
 TEMPLATE = "page.html.jinja"
@@ -39,9 +39,12 @@ class Section:
     summary: Summary
     finding: str
     notes: list[str]
+    maps: Picture | None  # of attention before and after training
+    commands: list[tuple[str, str]]  # what to do next, and the command
     pictures: list[Picture]
     results: tables.Table
     trend: str
+    uneven: list[str]
     costs: tables.Table
     equal_time: tables.Table | None  # where the artefact asks for it
     columns: tables.Table
@@ -70,9 +73,12 @@ def _section(summary: Summary, out: Path) -> Section:
         summary,
         words.finding(summary),
         words.notes(summary),
+        _maps(summary, out / anchor),
+        attention_maps.commands(summary),
         pictures,
         tables.results(summary),
         words.trend(summary),
+        words.uneven(summary),
         tables.costs(summary),
         tables.equal_time(summary) if summary.artefact.equal_time else None,
         tables.columns(summary),
@@ -88,15 +94,22 @@ def _pictures(summary: Summary, stem: Path) -> Iterator[Picture]:
     setting = finals.swept(records)
     if setting is not None:
         caption = f"Final test {summary.metric.label} against {setting}. Dots are runs, lines go through medians."
-        yield picture("against", caption, stem, lambda path: save(finals.against(records, setting), path))
+        yield drawn("against", caption, stem, lambda: finals.against(records, setting))
     caption = f"Final test {summary.metric.label} of every run; the bar is the median."
-    yield picture("runs", caption, stem, lambda path: save(finals.final_values(records), path))
+    yield drawn("runs", caption, stem, lambda: finals.final_values(records))
     for name, caption, figure in BY_EPOCH:
         try:
-            drawn = figure(records)
+            yield drawn(name, caption, stem, partial(figure, records))
         except ExperimentError:
             continue  # not every experiment measures its attention
-        yield picture(name, caption, stem, lambda path, drawn=drawn: save(drawn, path))
+
+
+def _maps(summary: Summary, stem: Path) -> Picture | None:
+    """Draw the attention of trained models on an image, where the runs hold images."""
+    maps = attention_maps.find(summary.records)
+    if maps is None:
+        return None
+    return drawn("attention", attention_maps.caption(maps), stem, partial(attention_maps.draw, maps))
 
 
 def _markdown(section: Section) -> str:

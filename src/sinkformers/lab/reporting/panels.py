@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from sinkformers.lab.reporting.comparison import side
 from sinkformers.lab.reporting.metrics import Metric
@@ -20,7 +23,26 @@ INK, FAINT, RULE = "#1f2433", "#8a90a6", "#e4e6ee"
 SOFTMAX, TARGET = "#d9622b", "#d9622b"
 SINKHORN = ("#4a44a8", "#8f87d8", "#14103f")  # of one count; lightest and darkest of several
 WIDTH = 12.6
+NARROW_WIDTH = 5.0
 MOST_COLUMNS = 4
+NARROW_COLUMNS = 2
+
+_narrow = ContextVar("narrow", default=False)
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Arrange the panels of figures for a narrow screen, two in a row."""
+    token = _narrow.set(True)
+    try:
+        yield
+    finally:
+        _narrow.reset(token)
+
+
+def is_narrow() -> bool:
+    """Whether figures are arranged for a narrow screen."""
+    return _narrow.get()
 
 
 def colours(n_iters: Iterable[int | float]) -> dict[int | float, str]:
@@ -38,9 +60,15 @@ def grid(n_rows: int, n_columns: int, *, height: float = 2.5) -> tuple[Figure, l
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    size = min(WIDTH, 1.2 + 4.4 * n_columns), 0.6 + height * n_rows
+    across = min(n_columns, NARROW_COLUMNS) if is_narrow() else n_columns
+    down = n_rows * -(-n_columns // across)
+    size = NARROW_WIDTH if is_narrow() else min(WIDTH, 1.2 + 4.4 * n_columns), 0.6 + height * down
     figure = Figure(figsize=size, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.09, h_pad=0.08))
-    rows = [list(row) for row in figure.subplots(n_rows, n_columns, squeeze=False)]
+    panels = [list(row) for row in figure.subplots(down, across, squeeze=False)]
+    rows = [list(chain(*panels[place : place + down // n_rows])) for place in range(0, down, down // n_rows)]
+    for unused in (axes for row in rows for axes in row[n_columns:]):
+        unused.remove()
+    rows = [row[:n_columns] for row in rows]
     for axes in (axes for row in rows for axes in row):
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(FAINT)
@@ -52,8 +80,8 @@ def grid(n_rows: int, n_columns: int, *, height: float = 2.5) -> tuple[Figure, l
 
 def wrapped(count: int, together: int, *, height: float = 2.5) -> tuple[Figure, list[Axes]]:
     """Return `count` panels in rows of at most four. Groups of `together` panels stay in one row where possible."""
-    columns = MOST_COLUMNS if together > MOST_COLUMNS else MOST_COLUMNS // together * together
-    columns = min(columns, count)
+    most = NARROW_COLUMNS if is_narrow() else MOST_COLUMNS
+    columns = min(count, most if together > most else most // together * together)
     figure, rows = grid(-(-count // columns), columns, height=height)
     panels = [axes for row in rows for axes in row]
     for unused in panels[count:]:
@@ -112,10 +140,13 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def save(figure: Figure, path: Path | str) -> None:
-    """Write `figure`; the suffix chooses the format. Equal figures are equal files: no date, no random names inside."""
+def save(figure: Figure, path: Path | str | BinaryIO, kind: str | None = None) -> None:
+    """Write `figure`; the suffix, or `kind`, chooses the format.
+
+    Equal figures are equal files: no date, no random names inside.
+    """
     import matplotlib
 
-    dated = Path(path).suffix.lower() == ".svg"
+    kind = kind or Path(str(path)).suffix.lower().removeprefix(".")
     with matplotlib.rc_context({"svg.hashsalt": "sinkformers"}):
-        figure.savefig(path, dpi=140, metadata={"Date": None} if dated else None)
+        figure.savefig(path, format=kind, dpi=140, metadata={"Date": None} if kind == "svg" else None)

@@ -77,7 +77,7 @@ def read(folder: Path) -> Record:
     if metrics["metric"] not in test:
         raise ExperimentError(_no_record(folder / METRICS_FILE, f"its last epoch holds no test {metrics['metric']}"))
     run = _json(folder / RUN_FILE, record_shape.RUN) if (folder / RUN_FILE).exists() else {}
-    return Record(metrics, run)
+    return Record(metrics, run, folder)
 
 
 def run_key(record: Record) -> tuple[str, str, str, int]:

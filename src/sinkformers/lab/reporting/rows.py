@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sinkformers.lab.artefacts.artefact import Record
+from sinkformers.lab.reporting.comparison import describe, others, side
 from sinkformers.lab.reporting.metrics import Metric
 from sinkformers.lab.reporting.records import number, value
 
@@ -44,6 +45,7 @@ class Row:
     """An arm: the final value of each of its runs by seed, and their statistics. A run that diverged is the worst."""
 
     arm: str
+    label: str  # the arm in words, different for all rows of a summary
     settings: Mapping[str, Any]
     values: Mapping[int, float]
     median: float
@@ -76,9 +78,11 @@ class Row:
 def row(arm: str, runs: Sequence[Record], metric: Metric) -> Row:
     """Summarise all runs of an arm; none is left out."""
     values = metric.ranked(map(value, runs))
+    settings = runs[0].metrics["settings"]
     return Row(
         arm=arm,
-        settings=runs[0].metrics["settings"],
+        label=", ".join(filter(None, (side(settings["n_iters"]), describe(others(settings))))),
+        settings=settings,
         values={run.metrics["seed"]: final for run, final in zip(runs, values, strict=True)},
         median=statistics.median(values),
         mean=statistics.fmean(values),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,10 @@ from sinkformers.lab.reporting.metrics import Metric, metric_named
 from sinkformers.lab.reporting.records import Found, Unfinished, run_key
 from sinkformers.lab.reporting.rows import Row, overhead, row
 
+SMOKE = "smoke"  # a preset on toy data, whose results say nothing about the paper's
+
 # Keys of `paper_numbers` that are no names of arms; True is n_iters = 1.
-LABELS = {True: {"softmax", "transformer"}, False: {"sinkhorn", "sinkformer"}}
+PAPERS = {True: {"softmax", "transformer"}, False: {"sinkhorn", "sinkformer"}}
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class Summary:
     @property
     def scale(self) -> Preset | None:
         return self.artefact.presets.get(self.preset)
+
+    @property
+    def is_smoke(self) -> bool:
+        return self.preset == SMOKE
 
     @property
     def floor(self) -> float | None:
@@ -86,11 +93,17 @@ def _summary(found: Found, artefact: Artefact, name: str, preset: str) -> Summar
         records,
         unfinished,
         _not_begun(artefact.presets.get(preset), records, unfinished),
-        artefact.paper_numbers,
+        artefact.paper_numbers if preset != SMOKE else {},
     )
     overheads = {each.arm: overhead(arms[softmax.arm], arms[each.arm]) for softmax, each in summary.pairs}
+    labels = Counter(each.label for each in summary.rows)
     rows = tuple(
-        replace(each, overhead=overheads.get(each.arm), below_floor=_misses(summary.floor, each, metric))
+        replace(
+            each,
+            label=each.label if labels[each.label] == 1 else f"{each.label} ({each.arm})",
+            overhead=overheads.get(each.arm),
+            below_floor=_misses(summary.floor, each, metric),
+        )
         for each in summary.rows
     )
     return _beside_the_paper(replace(summary, rows=rows))
@@ -119,7 +132,7 @@ def _beside_the_paper(summary: Summary) -> Summary:
     beside, left = {}, {}
     for name, numbers in summary.paper.items():
         labelled = (arm for arm, n_iters in arms.items() if n_iters != math.inf)
-        meant = [name] if name in arms else [arm for arm in labelled if name.casefold() in LABELS[arms[arm] == 1]]
+        meant = [name] if name in arms else [arm for arm in labelled if name.casefold() in PAPERS[arms[arm] == 1]]
         if len(meant) == 1:
             beside[meant[0]] = numbers
         else:

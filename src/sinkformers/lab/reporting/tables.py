@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sinkformers.lab.reporting.comparison import describe, key, others, side
 from sinkformers.lab.reporting.equal_time import readings
+from sinkformers.lab.reporting.labels import fact, fact_text
 from sinkformers.lab.reporting.records import configs
 from sinkformers.lab.reporting.summary import Summary
 from sinkformers.lab.reporting.words import paper_numbers
@@ -33,15 +33,19 @@ class Table:
 def results(summary: Summary) -> Table:
     """Return statistics of the metric over all runs: one row per arm, with the paper's numbers."""
     text = summary.metric.text
+    several = any(len(row.values) > 1 for row in summary.rows)
+    spread = {
+        "mean": [text(row.mean) for row in summary.rows],
+        "best": [text(row.best) for row in summary.rows],
+        "worst": [text(row.worst) for row in summary.rows],
+    }
     return _filled(
         {
-            "arm": [row.arm + (" (below the floor)" if row.below_floor else "") for row in summary.rows],
-            "runs": [str(len(row.values)) for row in summary.rows],
+            "model": [row.label + (" (below the floor)" if row.below_floor else "") for row in summary.rows],
+            **({"runs": [str(len(row.values)) for row in summary.rows]} if several else {}),
             "before training": [NOTHING if row.start is None else text(row.start) for row in summary.rows],
-            "median": [text(row.median) for row in summary.rows],
-            "mean": [text(row.mean) for row in summary.rows],
-            "best": [text(row.best) for row in summary.rows],
-            "worst": [text(row.worst) for row in summary.rows],
+            "median" if several else f"test {summary.metric.label}": [text(row.median) for row in summary.rows],
+            **(spread if several else {}),
             "the paper": [paper_numbers(summary.metric, row.paper) or NOTHING for row in summary.rows],
         }
     )
@@ -51,7 +55,7 @@ def costs(summary: Summary) -> Table:
     """Return time per epoch and attention statistics: one row per arm."""
     return _filled(
         {
-            "arm": [row.arm for row in summary.rows],
+            "model": [row.label for row in summary.rows],
             "s / epoch": [_or_nothing(row.seconds, ".3g") for row in summary.rows],
             "overhead": [_or_nothing(row.overhead and row.overhead - 1, "+.1%") for row in summary.rows],
             "column gap": [_or_nothing(row.gap, ".3f") for row in summary.rows],
@@ -63,10 +67,11 @@ def costs(summary: Summary) -> Table:
 def equal_time(summary: Summary) -> Table:
     """Return what pairs of arms have reached after equal seconds of training: one row per Sinkformer arm."""
     text = summary.metric.text
+    labels = {row.arm: row.label for row in summary.rows}
     rows = (
         (
-            each.arm,
-            each.softmax_arm,
+            labels[each.arm],
+            labels[each.softmax_arm],
             f"{each.seconds:.3g}",
             text(each.sinkformer),
             text(each.softmax),
@@ -74,7 +79,7 @@ def equal_time(summary: Summary) -> Table:
         )
         for each in readings(summary)
     )
-    return Table(("arm", "against", "seconds", "arm at that time", "SoftMax at that time", "seeds ahead"), tuple(rows))
+    return Table(("model", "against", "seconds", "at that time", "SoftMax at that time", "seeds ahead"), tuple(rows))
 
 
 def columns(summary: Summary) -> Table:
@@ -82,7 +87,7 @@ def columns(summary: Summary) -> Table:
     after the first epoch and at the end."""
     moments = ("epoch 0", "epoch 1", "end")
     return _filled(
-        {"arm": [row.arm for row in summary.rows]}
+        {"model": [row.label for row in summary.rows]}
         | {
             f"within 0.1, {moment}": [_or_nothing(row.columns.within[place], ".1%") for row in summary.rows]
             for place, moment in enumerate(moments)
@@ -99,21 +104,22 @@ def runs(summary: Summary) -> Table:
     unfinished = {each.key[2:] for each in summary.unfinished}
     seeds = sorted({seed for row in summary.rows for seed in row.values} | {seed for _, seed in unfinished})
     finals = {(row.arm, seed): summary.metric.text(row.values[seed]) for row in summary.rows for seed in row.values}
-    arms = dict.fromkeys([*(row.arm for row in summary.rows), *(arm for arm, _ in sorted(unfinished))])
+    labels = {arm: arm for arm, _ in sorted(unfinished)} | {row.arm: row.label for row in summary.rows}
+    labels = {row.arm: row.label for row in summary.rows} | labels  # finished arms first
     rows = (
-        (arm, *(finals.get((arm, seed), "unfinished" if (arm, seed) in unfinished else NOTHING) for seed in seeds))
-        for arm in arms
+        (label, *(finals.get((arm, seed), "unfinished" if (arm, seed) in unfinished else NOTHING) for seed in seeds))
+        for arm, label in labels.items()
     )
-    return Table(("arm", *(f"seed {seed}" for seed in seeds)), tuple(rows))
+    return Table(("model", *(f"seed {seed}" for seed in seeds)), tuple(rows))
 
 
 def layers(summary: Summary) -> Table:
     """Return attention statistics after training: one row per layer of an arm."""
-    headings = ("layer", "arm", "column gap", "within 0.1", "row error", "column error")
+    headings = ("layer", "model", "column gap", "within 0.1", "row error", "column error")
     rows = (
         (
             layer.name,
-            row.arm,
+            row.label,
             _or_nothing(layer.gap, ".3f"),
             _or_nothing(layer.within, ".1%"),
             _or_nothing(layer.row_error, ".2g"),
@@ -155,8 +161,8 @@ def scale(summary: Summary) -> Table:
         trained = {"data": record.metrics.get("data"), **config, "parameters": record.metrics.get("parameters")}
         for name, value in {**trained, **about}.items():
             if value is not None:
-                seen.setdefault(name, {}).setdefault(_plain(value))
-    rows = ((name, _range(values) if name == "finished" else " or ".join(values)) for name, values in seen.items())
+                seen.setdefault(name, {}).setdefault(fact_text(name, value))
+    rows = (fact(name, _range(values)) if name == "finished" else _facts(name, values) for name, values in seen.items())
     return Table(("what", "value"), tuple(rows))
 
 
@@ -212,10 +218,9 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _facts(name: str, values: Iterable[str]) -> tuple[str, str]:
+    found = [fact(name, value) for value in values]
+    return found[0][0], " or ".join(value for _, value in found)
 
 
 def _range(values: Iterable[str]) -> str:

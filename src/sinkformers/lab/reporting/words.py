@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from sinkformers.lab.reporting.comparison import side
+from sinkformers.lab.reporting.comparison import count_text, key, side
 from sinkformers.lab.reporting.metrics import Metric, metric_named
 from sinkformers.lab.reporting.records import configs, number
 from sinkformers.lab.reporting.rows import Row
@@ -15,6 +16,7 @@ from sinkformers.lab.reporting.summary import Summary
 STATISTICS = {"median", "mean", "best", "worst"}
 MOST_NAMED = 4  # arms whose missing runs are listed
 MOMENTS = 3  # at which columns are compared
+UNEVEN = 0.1  # a mean distance of column sums from 1 that is explained
 
 
 def paper_numbers(metric: Metric, numbers: Mapping[str, float]) -> str:
@@ -36,9 +38,11 @@ def finding(summary: Summary) -> str:
         return (
             "Nothing can be compared yet: it takes a SoftMax arm and a Sinkformer arm whose other settings are equal."
         )
-    if len(pairs) == 1:
-        found = "; ".join(_with_spread(summary.metric, each) for each in pairs[0])
-        return f"Median test {summary.metric.label}: {found}."
+    if _is_one_comparison(pairs):
+        rows = (pairs[0][0], *(pair[1] for pair in pairs))
+        found = "; ".join(_with_spread(summary.metric, each) for each in rows)
+        what = "Median test" if any(len(each.values) > 1 for each in rows) else "Test"
+        return f"{what} {summary.metric.label}: {found}."
     better, worse, apart = _tally(summary.metric, pairs)
     said = (
         f"Of {len(pairs)} comparisons with SoftMax the Sinkformer has the better median test {summary.metric.label} "
@@ -49,9 +53,39 @@ def finding(summary: Summary) -> str:
     return f"{said} In {apart} of them every run of one arm is better than every run of the other."
 
 
+def _is_one_comparison(pairs: Sequence[tuple[Row, Row]]) -> bool:
+    """Whether the pairs are of models that differ in n_iters only, or there is one pair."""
+    return len(pairs) == 1 or len({key(row.settings) for pair in pairs for row in pair}) == 1
+
+
+def _seed_by_seed(summary: Summary) -> list[str]:
+    pairs = [pair for pair in summary.pairs if not pair[0].below_floor]
+    return [said for pair in pairs if (said := _seeds(summary.metric, *pair))] if _is_one_comparison(pairs) else []
+
+
+def _seeds(metric: Metric, softmax: Row, sinkformer: Row) -> str:
+    """Compare the runs of two arms: those of one seed start from the same weights and see the same batches."""
+    shared = sorted(softmax.values.keys() & sinkformer.values.keys())
+    if len(shared) < 2:
+        return ""
+    ahead = sum(metric.is_better(sinkformer.values[seed], than=softmax.values[seed]) for seed in shared)
+    behind = sum(metric.is_better(softmax.values[seed], than=sinkformer.values[seed]) for seed in shared)
+    equal = len(shared) - ahead - behind
+    ties = f" and level in {equal}" if equal else ""
+    n_iters = count_text(sinkformer.n_iters)
+    said = f"Seed by seed, n_iters = {n_iters} is ahead of SoftMax in {ahead} of {len(shared)}{ties}"
+    if metric.is_better(sinkformer.worst, than=softmax.best):
+        return f"{said}, and its worst run is better than the best of SoftMax."
+    if metric.is_better(softmax.worst, than=sinkformer.best):
+        return f"{said}, and its best run is worse than the worst of SoftMax."
+    return f"{said}; their ranges overlap."
+
+
 def notes(summary: Summary) -> list[str]:
     """Return what a reader of the table must know, most important first."""
     return [
+        *_seed_by_seed(summary),
+        *_toy(summary),
         *_limit(summary),
         *_floor(summary),
         *_missing(summary),
@@ -69,10 +103,43 @@ def trend(summary: Summary) -> str:
     if not moves:
         return ""
     from_start, from_first = (sum(gap[-1] < gap[place] for gap in moves) for place in (0, 1))
-    return (
+    said = (
         f"Column sums of SoftMax attention end nearer to 1 than they were before training in {from_start} of "
-        f"{_count(len(moves), 'arm')}, and nearer than after the first epoch in {from_first}."
+        f"{_count(len(moves), 'model')}, and nearer than after the first epoch in {from_first}."
     )
+    return " ".join([said, *uneven(summary)])
+
+
+def uneven(summary: Summary) -> list[str]:
+    """Explain columns that are uneven after a finite number of normalisations, where there are such columns."""
+    ends = [row for row in summary.rows if 1 < row.n_iters < math.inf and (row.gap or 0) > UNEVEN]
+    if not ends:
+        return []
+    counts = " or ".join(dict.fromkeys(str(row.n_iters) for row in ends))
+    gaps = sorted(row.gap for row in ends if row.gap is not None)
+    between = f"{gaps[0]:.2f}" if len(gaps) == 1 else f"{gaps[0]:.2f} to {gaps[-1]:.2f}"
+    began = [row.columns.gap[0] for row in ends if row.columns.gap[0] is not None]
+    softmax = [row.gap for row in summary.rows if row.n_iters == 1 and row.gap is not None]
+    found = [f"SoftMax: {softmax[0]:.2f}"] if len(softmax) == 1 else []
+    found += [f"before training at most {max(began):.2f}"] if began and max(began) < gaps[0] else []
+    beside = f" ({'; '.join(found)})" if found else ""
+    said = [
+        f"With n_iters = {counts} the columns of trained models are {between} away from 1 on average{beside}: "
+        "a finite "
+        "number of normalisations makes columns even only as far as the scores are not too sharp, and training "
+        "sharpens them. The rows, which come last, sum to 1; at n_iters = ∞ the columns do too."
+    ]
+    worse = sum(
+        1
+        for softmax, sinkformer in summary.pairs
+        if sinkformer in ends and softmax.gap is not None and (sinkformer.gap or 0) > softmax.gap
+    )
+    if worse:
+        said.append(
+            f"In {_count(worse, 'comparison')} SoftMax's own columns are nearer to 1: its attention stayed close to "
+            "uniform there, and uniform attention has even columns."
+        )
+    return said
 
 
 def _with_spread(metric: Metric, row: Row) -> str:
@@ -94,8 +161,8 @@ def _tally(metric: Metric, pairs: Iterable[tuple[Row, Row]]) -> tuple[int, int, 
 
 def _limit(summary: Summary) -> list[str]:
     """Compare arms at the limit with the arms of the most iterations."""
-    if not summary.limits:
-        return []
+    if not summary.limits or len({key(row.settings) for row in summary.rows}) == 1:
+        return []  # one comparison is in the finding
     better, worse, apart = _tally(summary.metric, summary.limits)
     counts = " or ".join(dict.fromkeys(str(finite.n_iters) for finite, _ in summary.limits))
     comparisons = _count(len(summary.limits), "comparison")
@@ -106,6 +173,15 @@ def _limit(summary: Summary) -> list[str]:
     if any(len(row.values) == 1 for pair in summary.limits for row in pair):
         return [said]
     return [f"{said} Every run of one arm is better than every run of the other {_times(apart)}."]
+
+
+def _toy(summary: Summary) -> list[str]:
+    if not summary.is_smoke or not summary.artefact.paper:
+        return []
+    return [
+        "A quick check on data that comes with a library or is computed: it shows that everything works, and says "
+        "nothing about the paper's results, which are therefore not shown beside it."
+    ]
 
 
 def _floor(summary: Summary) -> list[str]:
@@ -153,7 +229,7 @@ def _drift(summary: Summary) -> list[str]:
 
 def _one_run(summary: Summary) -> list[str]:
     if summary.rows and max(len(row.values) for row in summary.rows) == 1:
-        return ["One run per arm: the spread between runs is unknown."]
+        return ["One run of each model: the spread between runs is unknown."]
     return []
 
 

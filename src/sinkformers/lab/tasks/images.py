@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 OBSERVED = 256  # test images on which attention is measured
 EVALUATED = 500  # test images at a time
+EXAMPLES = 10  # images kept with a trained model
 
 
 class ImageTask:
@@ -38,22 +42,14 @@ class ImageTask:
         sizes = {"train": len(self.images.train.labels), "test": len(self.images.test.labels)}
         return {"config": asdict(self.config), "data": {"name": self.images.name, **sizes}}
 
+    def files(self) -> dict[str, bytes]:
+        """Return the classes, the statistics of pixels, and one test image per class, to try the model on."""
+        statistics = {"mean": self.mean.flatten().tolist(), "std": self.std.flatten().tolist()}
+        files = {"classes.json": json.dumps(self.images.classes), "pixels.json": json.dumps(statistics)}
+        return {name: text.encode() for name, text in files.items()} | examples(self.images)
+
     def model(self) -> nn.Module:
-        config = self.config
-        return ViT(
-            image=config.image,
-            patch=config.patch,
-            channels=self.images.train.pixels.shape[1],
-            classes=len(self.images.classes),
-            dim=config.dim,
-            depth=config.depth,
-            heads=config.heads,
-            head_dim=config.head_dim,
-            mlp_dim=config.mlp_dim,
-            readout=config.readout,  # pyright: ignore[reportArgumentType]  (checked there)
-            n_iters=config.n_iters,
-            tie_qk=config.tie_qk,
-        )
+        return new_model(self.config, self.images.train.pixels.shape[1], len(self.images.classes))
 
     def batches(self, epoch: int) -> Sequence[Tensor]:
         order = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
@@ -88,6 +84,39 @@ class ImageTask:
         device = next(model.parameters()).device
         pixels = (images.pixels[examples].to(device).float() / 255 - self.mean.to(device)) / self.std.to(device)
         return pixels, images.labels[examples].to(device)
+
+
+def new_model(config: VisionConfig, channels: int, classes: int) -> nn.Module:
+    """Return a new model of images with so many channels."""
+    return ViT(
+        image=config.image,
+        patch=config.patch,
+        channels=channels,
+        classes=classes,
+        dim=config.dim,
+        depth=config.depth,
+        heads=config.heads,
+        head_dim=config.head_dim,
+        mlp_dim=config.mlp_dim,
+        readout=config.readout,  # pyright: ignore[reportArgumentType]  (checked there)
+        n_iters=config.n_iters,
+        tie_qk=config.tie_qk,
+    )
+
+
+def examples(images: ImageSet) -> dict[str, bytes]:
+    """Return the first test image of each class, at most ten, as PNG files by name."""
+    from PIL import Image
+
+    found: dict[str, bytes] = {}
+    for label, name in list(enumerate(images.classes))[:EXAMPLES]:
+        places = (images.test.labels == label).nonzero().flatten()
+        if len(places):
+            pixels = images.test.pixels[places[0]].movedim(0, -1).squeeze(-1)
+            file = io.BytesIO()
+            Image.fromarray(pixels.numpy()).save(file, "PNG")
+            found[f"example-{re.sub(r'[^A-Za-z0-9]+', '-', name)}.png"] = file.getvalue()
+    return found
 
 
 def random_crop(pixels: Tensor, share: tuple[float, float]) -> Tensor:

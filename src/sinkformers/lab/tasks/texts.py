@@ -41,6 +41,10 @@ class TextReader:
         """Return all tokens of each text, without truncation."""
         return self.vocabulary.encode(_normalised(texts, self.config))
 
+    def words(self, text: str) -> tuple[int, list[str]]:
+        """Return the number of words in a text, and those that are no token of their own."""
+        return self.vocabulary.words(_normalised([text], self.config)[0])
+
     def encode(self, texts: Sequence[str]) -> Ragged:
         """Return the tokens of each text, truncated."""
         return Ragged([each[: self.config.length] for each in self.whole(texts)])

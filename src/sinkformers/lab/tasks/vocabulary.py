@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 FIRST = 4
+WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 CONTINUED = "@@"  # end of a subword that the next one continues, as in subword-nmt
 
 
@@ -93,6 +95,19 @@ class Vocabulary:
         """Return the tokens of each text, without special tokens."""
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [[number + self._shift for number in encoding.ids] for encoding in encodings]
+
+    def words(self, text: str) -> tuple[int, list[str]]:
+        """Return the number of words in a text, and those that are no token of their own.
+
+        A learned vocabulary reads these in pieces; one of given subwords cannot read them.
+        """
+        if self._pieces:
+            words = text.split()
+            return len(words), [word for word in words if UNKNOWN in self.encode([word])[0]]
+        words = WORD.findall(text)
+        # A token of a word within a text begins with its space.
+        whole = [min(map(len, self.encode([word, f" {word}"]))) == 1 for word in words]
+        return len(words), [word for word, known in zip(words, whole, strict=True) if not known]
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Return the text of tokens; special tokens are skipped."""

@@ -27,6 +27,7 @@ class Display:
         self._steps = self.progress.add_task("", total=None, visible=False)
         self._totals: dict[str, int] = {}
         self._name, self._epochs, self._said = "", 0, 0.0
+        self._jobs = ""
 
     def __enter__(self) -> Display:
         self.progress.start()
@@ -37,6 +38,14 @@ class Display:
 
     def runs(self, done: int, total: int) -> None:
         self.progress.update(self._runs, completed=done, total=total)
+
+    def jobs(self, states: str) -> None:
+        """Show how many jobs of a cluster are in which state; in a pipe, a line when that changes."""
+        if states != self._jobs:
+            self._jobs = states
+            self.progress.update(self._runs, description=f"runs ({states})" if states else "runs")
+            if states and not self.console.is_terminal:
+                self.say(f"jobs: {states}")
 
     def loading(self, what: str, done: int, total: int | None) -> None:
         """Show progress of reading data."""

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sinkformers.lab.artefacts import record_json
-from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, RUN_FILE, Run
+from sinkformers.lab.artefacts.artefact import JOB_FILE, JOB_LOG, LOG_FILE, METRICS_FILE, RUN_FILE, Run
 from sinkformers.lab.workbench import checkpoint
 from sinkformers.lab.workbench.locks import LOCK_FILE
+
+OF_THE_RUN_ITSELF = (METRICS_FILE, RUN_FILE, LOG_FILE, LOCK_FILE, JOB_LOG, JOB_FILE)  # not copied
 
 
 def copy_run(run: Run, folder: Path, identical: Path, out: Path) -> None:
@@ -24,7 +26,7 @@ def copy_run(run: Run, folder: Path, identical: Path, out: Path) -> None:
     origin = record_json.loads((identical / RUN_FILE).read_bytes())
     origin["same_as"] = identical.relative_to(out).as_posix()
     for file in sorted(identical.iterdir()):
-        if file.is_file() and file.name not in (METRICS_FILE, RUN_FILE, LOG_FILE, LOCK_FILE):
+        if file.is_file() and file.name not in OF_THE_RUN_ITSELF:
             checkpoint.replace(folder / file.name, file.read_bytes())
     checkpoint.replace(folder / RUN_FILE, json_bytes(origin))
     checkpoint.replace(folder / METRICS_FILE, json_bytes({**metrics, **own}))

@@ -27,6 +27,7 @@ from sinkformers.lab.workbench.display import Display
 from sinkformers.lab.workbench.epoch_log import EpochLog
 from sinkformers.lab.workbench.identical_runs import copy_run, find_identical, json_bytes
 from sinkformers.lab.workbench.locks import locked
+from sinkformers.lab.workbench.progress import is_done, may_begin, refuse_without_start
 from sinkformers.lab.workbench.provenance import provenance
 from sinkformers.lab.workbench.stopping import Stopped, Stopping
 from sinkformers.lab.workbench.task import HasFiles, Task
@@ -51,12 +52,12 @@ def train_missing(
         Stopped: if `stopping` received a signal; the run in training is saved first.
         ExperimentError: if a run continues one that is neither finished nor among `runs`.
     """
-    _refuse_without_start(runs, out)
+    refuse_without_start(runs, out)
     accelerator = _accelerator(device, precision)
     stopping = stopping or Stopping()
     session = _Session(artefact, artefact.presets[preset_name], data, out, accelerator, display, save_every, stopping)
     with _process_group(), display:
-        display.runs(sum(_is_done(out, run) for run in runs), len(runs))
+        display.runs(sum(is_done(out, run) for run in runs), len(runs))
         for run in runs:
             with ExitStack() as stack:
                 if not _locked(run, out, accelerator, stack):
@@ -64,12 +65,12 @@ def train_missing(
                 with _saying_what_next(run, out):
                     session.train(run)
             accelerator.free_memory()
-            display.runs(sum(_is_done(out, run) for run in runs), len(runs))
+            display.runs(sum(is_done(out, run) for run in runs), len(runs))
             number = training.agreed(accelerator, stopping.number)
             if number is not None:
                 raise Stopped(number)
         accelerator.wait_for_everyone()
-    return [run for run in runs if not _is_done(out, run)]
+    return [run for run in runs if not is_done(out, run)]
 
 
 @contextmanager
@@ -89,9 +90,9 @@ def _saying_what_next(run: Run, out: Path) -> Iterator[None]:
 
 def _locked(run: Run, out: Path, accelerator: Accelerator, stack: ExitStack) -> bool:
     """Lock a run that is to be trained; return whether that succeeded. The main process locks for all processes."""
-    held = accelerator.is_main_process and not _is_done(out, run) and _may_begin(out, run)
+    held = accelerator.is_main_process and not is_done(out, run) and may_begin(out, run)
     held = held and stack.enter_context(locked(out / run.folder))
-    held = held and not _is_done(out, run)  # finished by another process just before it was locked
+    held = held and not is_done(out, run)  # finished by another process just before it was locked
     return training.agreed(accelerator, held)
 
 
@@ -181,25 +182,6 @@ class _Session(NamedTuple):
         checkpoint.replace(folder / RUN_FILE, json_bytes(made))
         checkpoint.replace(folder / METRICS_FILE, json_bytes(metrics))  # last: it marks the run as finished
         (folder / training.CHECKPOINT).unlink(missing_ok=True)
-
-
-def _is_done(out: Path, run: Run) -> bool:
-    return (out / run.folder / METRICS_FILE).exists()
-
-
-def _may_begin(out: Path, run: Run) -> bool:
-    """Whether the run that this one continues, if any, is finished. The process that trains it trains this one next."""
-    return run.before is None or (out / run.before / METRICS_FILE).exists()
-
-
-def _refuse_without_start(runs: Sequence[Run], out: Path) -> None:
-    chosen = {run.folder for run in runs}
-    for run in runs:
-        if not _may_begin(out, run) and run.before not in chosen:
-            raise ExperimentError(
-                f"{run.name} continues with the model of {run.arm.after}, and {out / str(run.before)} is not "
-                f"finished. Leave --arms out, or run --arms {run.arm.after} first."
-            )
 
 
 def _accelerator(device: str, precision: str) -> Accelerator:

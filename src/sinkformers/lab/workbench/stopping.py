@@ -16,6 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+# Set for a process that another one watches: it writes no report, and stops when its standard input ends.
+WORKER = "SINKFORMERS_WORKER"
+SILENT, WITH_LOG = "silent", "with-log"  # its values: whether the process prints progress
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A terminal signals every process of a group, and a launcher forwards signals: two within so many seconds count as one.
 SAME_SIGNAL = 0.5
@@ -117,6 +121,16 @@ class Stopping:
         parent()
         if self.number is None:
             _thread.interrupt_main(signal.SIGTERM)
+
+
+@contextmanager
+def blocked(*numbers: int) -> Iterator[None]:
+    """Hold signals back until the end of the block. Processes that are started within it never receive them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_of_pipe(side: int) -> None:

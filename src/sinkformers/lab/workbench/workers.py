@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from sinkformers.lab.artefacts.artefact import LOG_FILE, METRICS_FILE, ExperimentError, Run
+from sinkformers.lab.artefacts.artefact import ExperimentError, Run
+from sinkformers.lab.workbench import progress
 from sinkformers.lab.workbench.display import Display
 from sinkformers.lab.workbench.stopping import Stopped, Stopping
 
@@ -28,7 +29,7 @@ def side_by_side(command: Sequence[str], jobs: int, runs: Sequence[Run], out: Pa
     Raises:
         Stopped: if this process received a signal. All workers have saved their runs and ended by then.
     """
-    done = {run.folder for run in runs if (out / run.folder / METRICS_FILE).exists()}
+    done = {run.folder for run in runs if progress.is_done(out, run)}
     jobs = min(jobs, len(runs) - len(done))
     threads = str(max(1, (os.cpu_count() or 1) // max(1, jobs)))
     environment = {**os.environ, "OMP_NUM_THREADS": threads}
@@ -37,27 +38,16 @@ def side_by_side(command: Sequence[str], jobs: int, runs: Sequence[Run], out: Pa
         said: set[str] = set()
         with display:
             while sum(worker.ended(said) for worker in workers) < len(workers):  # polls all of them
-                _show(display, runs, done, out)
+                progress.show(display, runs, done, out)
                 if stopping.number is not None:
                     for worker in workers:
                         worker.ask_to_end()
                 time.sleep(POLL)
-            _show(display, runs, done, out)
+            progress.show(display, runs, done, out)
         if stopping.number is not None:
             finished = f"{len(done)} of {len(runs)} runs are finished"
             raise Stopped(stopping.number, f"{finished}, and the same command continues with the others.")
         return max((worker.code for worker in workers), default=0)
-
-
-def _show(display: Display, runs: Sequence[Run], done: set[Path], out: Path) -> None:
-    """Show progress of the runs, and add finished ones to `done`."""
-    for run in runs:
-        if run.folder not in done and (out / run.folder / METRICS_FILE).exists():
-            done.add(run.folder)
-            display.say(f"{run.name}: done")
-    display.runs(len(done), len(runs))
-    running = {run.name: _epoch(out / run.folder) for run in runs if run.folder not in done}
-    display.show_epochs({name: epoch for name, epoch in running.items() if epoch is not None})
 
 
 class _Worker:
@@ -114,11 +104,3 @@ class _Worker:
                 said.add(text)
                 sys.stderr.write(text)
         return True
-
-
-def _epoch(folder: Path) -> int | None:
-    """Return the last epoch in the log of a run; None if the run has not begun."""
-    try:
-        return (folder / LOG_FILE).read_bytes().count(b"\n") - 1
-    except OSError:
-        return None

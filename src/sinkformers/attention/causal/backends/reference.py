@@ -13,8 +13,10 @@ from sinkformers.core.modes import without_autocast
 
 class Reference(Backend):
     name = "reference"
-    automatic = False
     composite = True
+
+    def automatic(self, call: CausalAttentionCall) -> bool:
+        return False
 
     def why_not(self, call: CausalAttentionCall) -> str | None:
         return "it takes all queries at once, without a cache" if call.streams else None

@@ -35,15 +35,18 @@ class Torch(Backend):
         return gradients(call, result.starts, d_output.to(call.query.dtype), needs_bias=needed["bias"])
 
 
-def attend(call: CausalAttentionCall) -> CausalAttentionResult:
-    """The result of a call in its working dtype, by a pass over the blocks that carries the sums along."""
+def attend(call: CausalAttentionCall, first_row: int = 0) -> CausalAttentionResult:
+    """The result of a call in its working dtype, by a pass over the blocks that carries the sums along.
+
+    `first_row` is the number of the first query where others came before, which dropout depends on.
+    """
     call = without_masked_tokens(call)
     *lead, _, _ = call.query.shape
     sums, outputs, starts = sums_before(call), [], []
     for start, stop in call.blocks():
         columns = call.visible_columns(stop)
         starts.append(sums.received)
-        out, after = attend_rows(call, start, stop, sums.first(columns))
+        out, after = attend_rows(call, start, stop, sums.first(columns), first_row)
         outputs.append(out)
         sums = _continued(sums, after, columns)
     expected = sums.expected.expand(*lead, sums.expected.shape[-1])
@@ -54,13 +57,23 @@ def attend(call: CausalAttentionCall) -> CausalAttentionResult:
 def gradients(
     call: CausalAttentionCall, starts: Tensor, d_out: Tensor, *, needs_bias: bool
 ) -> dict[str, Tensor | None]:
-    """The exact gradients, by a pass over the blocks in reverse that carries the gradient of the sums along."""
-    call = without_masked_tokens(call)
+    """The exact gradients of a call whose sums go nowhere."""
+    return walk_back(call, starts, d_out, torch.zeros_like(starts[..., 0, :, :]), needs_bias=needs_bias)[0]
+
+
+def walk_back(
+    call: CausalAttentionCall, starts: Tensor, d_out: Tensor, d_sums: Tensor, *, needs_bias: bool, first_row: int = 0
+) -> tuple[dict[str, Tensor | None], Tensor]:
+    """The exact gradients, by a pass over the blocks in reverse that carries the gradient of the sums along.
+
+    `d_sums` (..., column steps, m) is that of the sums after the last query; that of the sums before the first one is
+    returned too.
+    """
+    call, d_sums = without_masked_tokens(call), d_sums.clone()
     (*lead, n, _), m = call.query.shape, call.key.shape[-2]
     d_query, d_key, d_value = (torch.zeros_like(x) for x in (call.query, call.key, call.value))
     d_bias = call.query.new_zeros(*lead, n, m) if needs_bias and call.bias is not None else None
     d_tau = None if call.tau is None else torch.zeros_like(call.tau)
-    d_sums = torch.zeros_like(starts[..., 0, :, :])
     every_expected, expected = [], sums_before(call).expected
     for start, stop in call.blocks():
         every_expected.append(expected)
@@ -70,7 +83,7 @@ def gradients(
     for index, (start, stop) in reversed(list(enumerate(call.blocks()))):
         columns = call.visible_columns(stop)
         before = Sums(starts[..., index, :, :], every_expected[index]).first(columns)
-        found = row_gradients(call, start, stop, before, d_out[..., start:stop, :], d_sums[..., :columns])
+        found = row_gradients(call, start, stop, before, d_out[..., start:stop, :], d_sums[..., :columns], first_row)
         d_query[..., start:stop, :] = found.query
         d_key[..., :columns, :] += found.key
         d_value[..., :columns, :] += found.value
@@ -79,7 +92,7 @@ def gradients(
             d_tau += found.tau
         if d_bias is not None:
             d_bias[..., start:stop, :columns] = found.scores
-    return {"query": d_query, "key": d_key, "value": d_value, "bias": d_bias, "tau": d_tau}
+    return {"query": d_query, "key": d_key, "value": d_value, "bias": d_bias, "tau": d_tau}, d_sums
 
 
 def _continued(sums: Sums, after: Sums, columns: int) -> Sums:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.kernels.triton.attention import padded_width, tile_sizes
 from sinkformers.kernels.triton.backward import output_adjoint
 from sinkformers.kernels.triton.causal import backward, forward
 from sinkformers.kernels.triton.causal.masks import prepare_causal, received_before
 from sinkformers.kernels.triton.dropout import dropout
 from sinkformers.kernels.triton.operands import strided
+from sinkformers.kernels.triton.sizes import padded_width, pass_tiles
 
 
 def block_rows(element_size: int, d: int, e: int) -> int:
@@ -99,7 +99,7 @@ def causal_backward(
     return d_query, d_key, d_value, d_bias, d_tau
 
 
-def _tile(element_size: int, d: int, e: int) -> dict[str, int]:
+def _tile(element_size: int, d: int, e: int) -> dict[str, Any]:
     """One tile for all passes: rows by the large size, since of every block a vector is saved; columns by the small."""
-    large, small = tile_sizes(element_size, d, e)
-    return {**small, "ROWS": large["ROWS"]}
+    large, small = pass_tiles(element_size, padded_width(max(d, e)))
+    return small._replace(rows=large.rows).options()

@@ -1,0 +1,1 @@
+"""Runs as the jobs of a cluster, submitted through submitit."""
