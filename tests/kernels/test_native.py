@@ -1,10 +1,12 @@
 """The compiled kernels: every instruction set, any number of threads, little memory, good manners in the process."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -251,3 +253,18 @@ def test_a_missing_library_says_why(monkeypatch):
         sinkhorn(scores, backend="native")
     with pytest.raises(NotImplementedError, match='backend="native" cannot serve this call: it was not built'):
         sinkhorn_attention(scores, scores, scores, backend="native")
+
+
+def test_kernels_without_openmp_say_that_they_use_one_thread(monkeypatch):
+    assert native.one_thread() is None
+    monkeypatch.setattr(binding._loaded(), "library", SimpleNamespace(sinkformers_threaded=lambda: 0))
+    assert native.one_thread() == "they were built without OpenMP, which Apple's compiler lacks, and use one thread"
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"), [("win32", "there are none for Windows"), ("linux", "C\\+\\+ compiler")]
+)
+def test_where_there_are_no_kernels_the_reason_fits_the_system(monkeypatch, tmp_path, platform, reason):
+    monkeypatch.setattr(native, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(sys, "platform", platform)
+    assert re.search(reason, str(binding._load()))

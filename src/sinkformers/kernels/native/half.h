@@ -98,7 +98,7 @@ static inline void transpose_pairs(const float *const *rows, int count, int pair
     }
 }
 // A block of the gradient of the scores in pairs of columns: `to` has rows half as long.
-static void pack_block(int rows, int cols, const float *from, size_t ld, Pair *to) {
+[[maybe_unused]] static void pack_block(int rows, int cols, const float *from, size_t ld, Pair *to) {
     constexpr int L = LANES<float>;
     for (int i = 0; i < rows; i++, from += ld, to += ld / 2) {
         int j = 0;
@@ -109,7 +109,7 @@ static void pack_block(int rows, int cols, const float *from, size_t ld, Pair *t
     }
 }
 // The same in pairs of rows: `to` has half as many rows, and the last one of an odd number is paired with zeros.
-static void zip_block(int rows, int cols, const float *from, size_t ld, Pair *to) {
+[[maybe_unused]] static void zip_block(int rows, int cols, const float *from, size_t ld, Pair *to) {
     for (int i = 0; i < rows; i += 2, from += 2 * ld, to += ld)
         for (int j = 0; j < cols; j += LANES<float>)
             store_pairs(to + j, zipped(load(from + j), i + 1 < rows ? load(from + ld + j) : Vec<float>{}));

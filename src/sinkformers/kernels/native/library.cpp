@@ -135,7 +135,7 @@ int64_t step_next(void *queue) {
 }
 
 // Without OpenMP there is one thread, and no team survives a fork.
-int team_size(int64_t wanted) {
+int team_size([[maybe_unused]] int64_t wanted) {
 #ifdef _OPENMP
     return getpid() == loaded_by ? (int)std::max<int64_t>(1, wanted) : 1;
 #else

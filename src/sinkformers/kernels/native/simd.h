@@ -95,7 +95,7 @@ static inline int round_up(int x, int to) { return (x + to - 1) / to * to; }
 static inline void transpose_four(const float *const *rows, const float *by, int count, float *to, size_t ld) {
     typedef float Four __attribute__((vector_size(16)));
     typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
-    typedef int32_t At __attribute__((vector_size(16)));
+    typedef int32_t At [[maybe_unused]] __attribute__((vector_size(16)));
     int c = 0;
     for (; c + 4 <= count; c += 4) {
         const Four p = by[0] * *(const Loose *)(rows[0] + c), q = by[1] * *(const Loose *)(rows[1] + c);
