@@ -183,7 +183,7 @@ def test_causal_attention(gpu, compiled):
     with compiled(gpu) as kernels:
         attend_causally(torch.float16, n_iters=3)
     assert names(kernels) == CAUSAL_PASSES | CAUSAL_PASSES_BACK
-    check(kernels, gpu, PASSES_SPILL[gpu])
+    check(kernels, gpu, PASSES_SPILL[gpu] or 32)  # eight registers of `causal_query_step`
 
 
 @pytest.mark.parametrize(("dtype", "n_iters"), [(torch.float16, 3), (torch.float32, 1)])
