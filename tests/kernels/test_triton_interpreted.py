@@ -16,7 +16,7 @@ from sinkformers.attention.call import AttentionCall
 from sinkformers.kernels.triton import attention, attention_forward, head, sizes, tiny_backward, tiny_forward
 from sinkformers.kernels.triton.dropout import dropout
 from tests import oracle
-from tests.triton_case import Case, Largest, bfloat16_as_hardware_has_it, compare, dropped
+from tests.triton_case import SEED, Case, Largest, bfloat16_as_hardware_has_it, compare, dropped
 
 pytestmark = pytest.mark.triton
 
@@ -91,6 +91,23 @@ def test_both_ways_of_a_head_agree(limit, taken, monkeypatch):
     for n, n_iters in ((37, 5), (71, 4)):
         Case(1, n=n, n_iters=n_iters, p=0.2, l2=True, tau=torch.tensor([0.7])).check()
     assert set(taken) == {"gradient_by_scaling"} if limit > 0 else {"steps_in_logarithms", "gradient_in_logarithms"}
+
+
+@pytest.mark.parametrize("scores", ["plain", "sharp", "with a sunk column", "in a window"])
+def test_two_steps_in_a_pass(scores, monkeypatch):
+    """Columns that have next to nothing in a block of rows, or nothing, as in a window, are added up as logarithms."""
+    monkeypatch.setattr(Case, "form", "pairs")
+    case = Case(2, n=67, d=5, e=3, n_iters=4, std=30.0 if scores == "sharp" else 1.0)
+    if scores == "plain":
+        case.tau, case.l2, case.p, case.seed = torch.tensor([0.3, 1.0]), True, 0.2, torch.tensor(SEED)
+    elif scores == "with a sunk column":
+        case.bias = torch.zeros(2, 1, 43)
+        case.bias[0, 0, 7] = 400
+    elif scores == "in a window":
+        i, j = torch.arange(67)[:, None], torch.arange(43)
+        case.entries = (((i - j).abs() < 5) & (i % 7 != 3) & (j % 11 != 5))[None]
+        case.k[:, ~case.entries[0].any(0)] = torch.nan
+    case.check(reach=16 if case.bias is not None else 4)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 31), (29, 1), (128, 64), (5, 251)])

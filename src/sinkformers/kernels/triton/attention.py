@@ -161,9 +161,11 @@ def _backward_in_passes(
     backward.output_adjoint[shared.over_rows](
         incoming, given, shared.mask, n, df, shared.n_rows, e, E=wide, **plan.sums.options()
     )
+    # Beside the addresses of a bias or a mask, registers are left for a small tile of it.
+    of_values = static if call.bias is None and call.entries is None else small
     backward.value_step[shared.over_cols](
         incoming, q, k, v, *known, shared.log_rho, drop, df, dg, d_value, *steps, e,
-        ROWS_LAST=n_iters % 2 == 1, HAS_COLS=n_iters > 1, E=wide, **static,
+        ROWS_LAST=n_iters % 2 == 1, HAS_COLS=n_iters > 1, E=wide, **of_values,
     )  # fmt: skip
     for half in reversed(range(shared.n_cols)):
         # Where columns came last, the adjoint of the last row potentials holds the output's part already.

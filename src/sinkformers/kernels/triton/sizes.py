@@ -64,7 +64,7 @@ class Heads(NamedTuple):
 
 
 _ONE_LAUNCH = 32 * 64
-_SMALL, _HALF, _WIDE = 64 * 64, 64 * 128, 128 * 128
+_SMALL, _WIDE = 64 * 64, 128 * 128
 _NVIDIA = {
     (2, False): Heads(_WIDE, _WIDE),
     (2, True): Heads(_SMALL, _SMALL),
@@ -75,7 +75,8 @@ _NVIDIA = {
 _HEADS = {
     "sm_": _NVIDIA,
     "sm_75": {**_NVIDIA, (2, False): Heads(_SMALL, _SMALL), (4, False): Heads(_SMALL, _SMALL)},
-    "sm_10": {**_NVIDIA, (2, False): Heads(_WIDE, _HALF)},
+    "sm_9": {**_NVIDIA, (2, False): Heads(_WIDE, _SMALL)},
+    "sm_10": {**_NVIDIA, (2, False): Heads(_WIDE, _SMALL)},
     "gfx9": {**_NVIDIA, (4, False): Heads(_WIDE, _WIDE)},
     "gfx11": {
         (2, False): Heads(_WIDE, _SMALL),

@@ -102,4 +102,4 @@ def causal_backward(
 def _tile(element_size: int, d: int, e: int) -> dict[str, Any]:
     """One tile for all passes: rows by the large size, since of every block a vector is saved; columns by the small."""
     large, small = pass_tiles(element_size, padded_width(max(d, e)))
-    return small._replace(rows=large.rows).options()
+    return small._replace(rows=large.rows, warps=8).options()
