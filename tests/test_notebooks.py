@@ -41,7 +41,8 @@ def test_the_page_is_rendered_from_the_notebook(file):
     """Every cell is on the page, in order, and every picture is there; if not, run docs/notebooks/render.py."""
     page, place = file.with_suffix(".md").read_text(encoding="utf-8"), 0
     for number, (kind, source) in enumerate(cells(file)):
-        shown = f"```python\n{source}\n```" if kind == "code" else source
+        # A semicolon at the end of a cell, which hides its value, is not shown.
+        shown = f"```python\n{source.removesuffix(';')}\n```" if kind == "code" else source
         place = page.find(shown if number else shown.splitlines()[0], place)
         assert place >= 0, f"cell {number} is not on the page"
 

@@ -39,7 +39,7 @@ DIGITS = Artefact(
     presets={
         "small": Preset(
             about="a ViT of two layers on the 1,797 digits that come with scikit-learn, 30 epochs, 5 seeds",
-            takes="about 2 minutes on two cores",
+            takes="about 3 minutes on two cores",
             data="digits",
             seeds=(0, 1, 2, 3, 4),
             arms=ARMS,

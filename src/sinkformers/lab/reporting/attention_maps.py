@@ -62,6 +62,7 @@ def find(records: Sequence[Record]) -> Maps | None:
 def draw(maps: Maps) -> Figure:
     """Draw a column per model: weights before and after training with their column sums, and the image coloured by
     the attention that its patches receive."""
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -75,6 +76,7 @@ def draw(maps: Maps) -> Figure:
     shares = LinearSegmentedColormap.from_list("shares", [SOFTMAX, "#f1f1f6", SINKHORN[2]])
     highest = max(float(each.sum(0).max()) for one in maps.sides for each in (one.before, one.after))
     most = max(1.05, *(float(one.received.max()) for one in maps.sides))
+    scale = ScalarMappable(TwoSlopeNorm(1.0, vmin=0.0, vmax=most), shares)
     for place, one in enumerate(maps.sides):
         name = "SoftMax" if one.n_iters == 1 else side(one.n_iters).replace(", ", "\n")
         title = name if "\n" in name else f"{name}\n"
@@ -86,15 +88,14 @@ def draw(maps: Maps) -> Figure:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         axes = rows[4, place]
-        norm = TwoSlopeNorm(1.0, vmin=0.0, vmax=most)
-        shown = axes.imshow(one.received.numpy(), cmap=shares, norm=norm, extent=(0, 1, 0, 1))
+        axes.imshow(one.received.numpy(), cmap=scale.cmap, norm=scale.norm, extent=(0, 1, 0, 1))
         grey = maps.pixels.double().mean(0).numpy() / 255
         ink = grey if grey.mean() < 0.5 else 1 - grey
         axes.imshow(ink, cmap=LinearSegmentedColormap.from_list("ink", ["#00000000", "#000000b0"]), extent=(0, 1, 0, 1))
         axes.set(xticks=[], yticks=[])
     for row, text in ((1, "before training"), (3, "after training"), (4, "received,\nafter training")):
         rows[row, 0].set_ylabel(text, fontsize=9 if small else 11, color=INK)
-    bar = figure.colorbar(shown, ax=list(rows[4]), shrink=0.9, location="bottom", aspect=40)
+    bar = figure.colorbar(scale, ax=list(rows[4]), shrink=0.9, location="bottom", aspect=40)
     bar.set_label("attention that a patch receives; 1 is an even share", fontsize=9, color=INK)
     return figure
 
