@@ -43,6 +43,8 @@ def relative_imports(source: str, path: Path) -> str:
 
     source = re.sub(rf"from {re.escape(OUR_PACKAGE)}((?:\.\w+)*) import", replace, source)
     for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         if any(name.split(".")[0] == "sinkformers" for name in names):
