@@ -20,11 +20,14 @@ FILLINGS = [0.0, 1e30, math.nan, math.inf, -math.inf]
 
 
 def callables() -> Iterator[tuple[str, types.FunctionType]]:
-    """Yield the public functions and methods of this package; `forward` has the name of its module."""
+    """Yield the public functions and methods of this package that compute with tensors.
+
+    `forward` has the name of its module. `tune` passes its arguments on, and returns times.
+    """
     for package in (sinkformers, core, attention, modules, models):
         for name in package.__all__:
             thing = getattr(package, name)
-            if inspect.isfunction(thing):
+            if inspect.isfunction(thing) and name != "tune":
                 yield name, thing
             elif inspect.isclass(thing) and issubclass(thing, nn.Module):
                 for method, function in inspect.getmembers(thing, inspect.isfunction):

@@ -166,5 +166,5 @@ def _call_of(tokens):
     from sinkformers.attention.functional import _plan
 
     settings = (None, 0.0, False, None, False, 3, 1.0, "dot", None, None, "unrolled", None, None, "auto", True)
-    plan = _plan(tokens, tokens, tokens, *settings, None, None)
+    plan = _plan(tokens, tokens, tokens, *settings, None, None, None, None)
     return plan.arguments[0]

@@ -33,7 +33,14 @@ class Candidate(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """What `tune` found. Printed, it is a table."""
+    """What `tune` found. Printed, it is a table.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> found = sinkformers.tune(*torch.randn(3, 1, 2, 9, 4), n_iters=3)
+        >>> found.backend in [candidate.backend for candidate in found.candidates]
+        True
+    """
 
     backend: str
     """The fastest backend, which `auto` takes for this shape from now on."""

@@ -29,6 +29,13 @@ class AttentionView:
     """The attention of one model, or of two side by side. Save it as a page, or show it in a notebook.
 
     `view_attention` returns it.
+
+    Examples:
+        >>> import torch, sinkformers
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> view = sinkformers.view_attention(layer, torch.randn(1, 4, 16), tokens=["the", "cat", "sat", "."])
+        >>> len(view.models), view.to_html().startswith("<!doctype html>")
+        (1, True)
     """
 
     def __init__(

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 from sinkformers.lab.cli.app import app
 from tests.lab.fake_runs import epoch, write_run, write_unfinished
 
+SINKHORN = ["Sinkhorn,", "n_iters", "=", "3"]
+
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
@@ -36,9 +38,9 @@ def test_a_report_prints_its_tables_and_writes_its_page(runs):
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[0] == "unheard-of, small"
     rows = [line.split() for line in result.output.splitlines()]
-    assert ["n-1", "3", "60.00%", "66.67%", "90.00%", "50.00%"] in rows
-    assert ["n-3", "3", "75.00%", "75.00%", "80.00%", "70.00%"] in rows
-    assert ["n-1", "50.00%", "90.00%", "60.00%", "–"] in rows
+    assert ["SoftMax", "3", "60.00%", "66.67%", "90.00%", "50.00%"] in rows
+    assert [*SINKHORN, "3", "75.00%", "75.00%", "80.00%", "70.00%"] in rows
+    assert ["SoftMax", "50.00%", "90.00%", "60.00%", "–"] in rows
     assert "n-3 seed 5 (3 epochs done)" in result.output
     page = runs / "report" / "index.html"
     assert page.exists()
@@ -49,7 +51,8 @@ def test_several_folders_give_one_report_in_out(runs, tmp_path):
     write_run(tmp_path / "more", artefact="unheard-of", seed=3, final=0.4)
     result = invoke(runs, tmp_path / "more", "--out", tmp_path / "not" / "yet")
     assert result.exit_code == 0, result.output
-    assert ["n-1", "4", "55.00%", "60.00%", "90.00%", "40.00%"] in [line.split() for line in result.output.splitlines()]
+    rows = [line.split() for line in result.output.splitlines()]
+    assert ["SoftMax", "4", "55.00%", "60.00%", "90.00%", "40.00%"] in rows
     assert (tmp_path / "not" / "yet" / "report" / "index.html").exists()
     assert not (runs / "report").exists()
 
@@ -61,13 +64,14 @@ def test_diverged_losses_are_the_worst(tmp_path):
         write_run(tmp_path, artefact="unheard-of", seed=seed, epochs=epochs, metrics={"metric": "loss"})
     result = invoke(tmp_path)
     assert result.exit_code == 0, result.output
-    assert ["n-1", "3", "diverged", "diverged", "0.5", "diverged"] in [
+    assert ["SoftMax", "3", "diverged", "diverged", "0.5", "diverged"] in [
         line.split() for line in result.output.splitlines()
     ]
 
 
 def test_markup_in_names_is_printed_unchanged(tmp_path):
-    write_run(tmp_path, artefact="[bold]a[", arm="[red]b[")
+    for arm in ("[red]b[", "[red]c["):  # with equal settings, so that their names are needed
+        write_run(tmp_path, artefact="[bold]a[", arm=arm)
     result = invoke(tmp_path)
     assert result.exit_code == 0, result.output
     assert "[bold]a[" in result.output
@@ -110,8 +114,8 @@ def test_a_page_is_filled_from_the_records(runs, tmp_path):
     page.write_text("before\n<!-- results: unheard-of small runs -->\nold\n<!-- end -->\nafter\n")
     assert invoke(runs, "--fill", page).exit_code == 0
     first = page.read_text()
-    assert first.startswith("before\n<!-- results: unheard-of small runs -->\n\n| arm | seed 0 | seed 1 | seed 2 |\n")
-    assert "| n-3 | 70.00% | 80.00% | 75.00% |\n\n<!-- end -->\nafter\n" in first
+    assert first.startswith("before\n<!-- results: unheard-of small runs -->\n\n| model | seed 0 | seed 1 | seed 2 |\n")
+    assert "| Sinkhorn, n_iters = 3 | 70.00% | 80.00% | 75.00% |\n\n<!-- end -->\nafter\n" in first
     assert "old" not in first
     assert invoke(runs, "--fill", page).exit_code == 0
     assert page.read_text() == first

@@ -70,6 +70,9 @@ def test_a_run_leaves_records_and_a_report(finished):
         "model.safetensors",
         "run.json",
         "tensorboard",
+        "classes.json",
+        "pixels.json",
+        *(f"example-{digit}.png" for digit in range(10)),
     }
     assert len((out / RUN_FOLDER / "log.jsonl").read_text().splitlines()) == 3
 

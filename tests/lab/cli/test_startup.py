@@ -69,7 +69,7 @@ def test_answers_without_heavy_imports(arguments, tmp_path):
         ("report absent", "absent does not exist"),
         ("report empty", "no finished run"),
         ("predict empty", "no finished run"),
-        ("predict images", "is a model of images"),
+        ("predict images", "there is nothing to predict"),
         ("predict shapes", "there is nothing to predict"),
         ("predict shapes chair.stl", "must be one of .off"),
         ("predict shapes chair.off", "chair.off cannot be read"),
