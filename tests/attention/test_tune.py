@@ -6,6 +6,8 @@ import os
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
 
 import sinkformers
 from sinkformers import sinkhorn_attention, tune
@@ -100,6 +102,13 @@ def test_the_winner_holds_for_its_shape_alone():
     others = [(tokens(n=6), {}), (tokens(dtype=torch.float64), {}), (tokens(), {"n_iters": 5})]
     for inputs, options in [*others, (tokens(), {"key_mask": torch.arange(7) < 5}), (tokens(), {"dropout_p": 0.1})]:
         assert sinkformers.backend_for(*inputs, **options) == usual
+
+
+def test_a_winner_is_no_obstacle_to_calls_whose_sizes_are_symbols():
+    assert tune(*tokens(), **FEW).backend
+    traced = make_fx(lambda *inputs: sinkhorn_attention(*inputs, n_iters=3), tracing_mode="symbolic")(*tokens())
+    others = tokens(n=9, m=4)
+    assert_close(traced(*others), sinkhorn_attention(*others, n_iters=3))
 
 
 def test_a_choice_is_timed_and_kept(toy):

@@ -145,6 +145,6 @@ def _whole(grad: Tensor | None, like: Tensor, call: ShardedCall) -> Tensor:
 def _like(grad: Tensor | None, x: Tensor | None) -> Tensor | None:
     if x is None or grad is None:
         return None
-    if grad.shape[-1] < x.shape[-1] and x.shape[-1] > 1:  # a bias also has the columns that no query here may see
+    if x.dim() > 1 and x.shape[-1] > max(1, grad.shape[-1]):  # a bias also has the columns that no query here may see
         grad = torch.nn.functional.pad(grad, (0, x.shape[-1] - grad.shape[-1]))
     return grad.sum_to_size(x.shape).to(x)
