@@ -116,6 +116,17 @@ def tau_of_tokens_without_heads(rank, size):
         assert (total - tau.grad).abs() < 1e-9
 
 
+def masks_that_change_before_the_backward_pass(_rank, size):
+    """Autograd notices, as it does on one device."""
+    given = {"attn_mask": torch.ones(4, 4 * size, dtype=torch.bool), "key_mask": torch.ones(1, 4, dtype=torch.bool)}
+    for causal, name in ((None, "attn_mask"), ("streaming", "attn_mask"), ("streaming", "key_mask")):
+        mask = given[name].clone()
+        out = attend(tokens().requires_grad_(), causal=causal, **{name: mask})
+        mask[0, 1] = False
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
 def not_a_member(rank, _size):
     group = dist.new_group([0, 1])
     if rank > 1:
@@ -170,6 +181,7 @@ CHECKS = {
         what_cannot_be_sharded,
         tokens_without_heads,
         tau_of_tokens_without_heads,
+        masks_that_change_before_the_backward_pass,
         not_a_member,
         nothing_at_all,
         padding_may_hold_anything,

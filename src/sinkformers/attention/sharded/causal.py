@@ -49,15 +49,16 @@ class _AttendCausal(torch.autograd.Function):
                 sums[..., :-1, :columns], sums[..., -1, :columns] = result.received, result.expected
                 out, starts = result.out, result.starts
             _to_neighbour(ranks, sums, 1)
-        ctx.call = call.with_bias(None)
-        ctx.save_for_backward(query, key, value, bias, tau, starts, local.expected)
+        ctx.call = call.with_masks(*[None] * 4)
+        masks = bias, *call.masks[1:]
+        ctx.save_for_backward(query, key, value, tau, starts, local.expected, *masks)
         return out.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, bias, tau, starts, expected = ctx.saved_tensors
-        call = ctx.call.with_bias(bias)
+        query, key, value, tau, starts, expected, *masks = ctx.saved_tensors
+        call, bias = ctx.call.with_masks(*masks), masks[0]
         ranks, dtype = call.ranks, working_dtype(query.dtype)
         found: dict[str, Tensor | None] = {"query": torch.zeros_like(query)}
         with without_autocast(query.device):
