@@ -23,10 +23,14 @@ def blocks(monkeypatch):
 
 
 def test_the_innermost_block_counts(blocks):
-    with blocks[0], pytest.raises(KeyError):
-        with blocks[2]:
-            assert active_group() == ("two", "gather")
-            raise KeyError
+    with blocks[0], blocks[2]:
+        assert active_group() == ("two", "gather")
+    assert active_group() is None
+
+
+def test_a_block_that_an_exception_leaves_is_left(blocks):
+    with pytest.raises(KeyError), blocks[0]:
+        raise KeyError
     assert active_group() is None
 
 
