@@ -55,7 +55,7 @@ def sequence_parallel(group: "ProcessGroup | DeviceMesh", *, kv: str = "gather")
 
     Each rank passes its own tokens to the model; those of rank 0 come first. Attention of converted and of own modules
     then is that of the whole sequences, as with `sinkhorn_attention(…, group=group)`. Modules that cannot do that raise
-    an error with the reason.
+    an error with the reason. Attention that was not converted stays the model's own, among this rank's tokens alone.
 
     Args:
         group: a process group, or a `DeviceMesh` with one dimension.
