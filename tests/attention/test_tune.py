@@ -6,6 +6,8 @@ import os
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
 
 import sinkformers
 from sinkformers import sinkhorn_attention, tune
@@ -102,6 +104,13 @@ def test_the_winner_holds_for_its_shape_alone():
         assert sinkformers.backend_for(*inputs, **options) == usual
 
 
+def test_a_winner_is_no_obstacle_to_calls_whose_sizes_are_symbols():
+    assert tune(*tokens(), **FEW).backend
+    traced = make_fx(lambda *inputs: sinkhorn_attention(*inputs, n_iters=3), tracing_mode="symbolic")(*tokens())
+    others = tokens(n=9, m=4)
+    assert_close(traced(*others), sinkhorn_attention(*others, n_iters=3))
+
+
 def test_a_choice_is_timed_and_kept(toy):
     """The right choice that is fast; the one that is wrong is not timed, and says so."""
     found = tune(*tokens(), n_iters=5, seconds=0.2)
@@ -177,9 +186,22 @@ def test_a_winner_that_cannot_serve_any_more_is_measured_again(tmp_path):
     tune(*tokens(), **FEW, file=file)
     data = json.loads(file.read_text())
     for name, choice in (("gone", ""), ("triton", ""), ("torch", "64 × 64")):
-        data["entries"][0] |= {"backend": name, "choice": choice}
+        candidates = [data["entries"][0]["candidates"][-1] | {"backend": name, "choice": choice}]
+        data["entries"][0] |= {"backend": name, "choice": choice, "candidates": candidates}
         file.write_text(json.dumps(data))
         assert not tune(*tokens(), **FEW, file=file).from_file
+
+
+def test_a_winner_without_times_is_measured_again(tmp_path):
+    """One that was never timed, such as the slow reference, and a file without candidates, which has no table."""
+    file = tmp_path / "tuning.json"
+    tune(*tokens(), **FEW, file=file)
+    data = json.loads(file.read_text())
+    for change in ({"backend": "reference"}, {"candidates": []}):
+        file.write_text(json.dumps(data | {"entries": [data["entries"][0] | change]}))
+        found = tune(*tokens(), **FEW, file=file)
+        assert not found.from_file
+        assert found.backend in repr(found)
 
 
 DAMAGE = {
@@ -243,6 +265,11 @@ def test_what_cannot_be_tuned(options, error, message):
     query, key, value = tokens(m=options.pop("key", 7))
     with pytest.raises(error, match=message):
         tune(query, key, value, **options)
+
+
+def test_nothing_is_timed_on_tokens_without_numbers():
+    with pytest.raises(ValueError, match=r"tokens with numbers, .* got Tensor on meta\. Call tune before"):
+        tune(*tokens(device="meta"), **FEW)
 
 
 def test_nothing_to_tune_without_tokens():

@@ -10,6 +10,7 @@ import transformers as hf
 
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"
 from sinkformers import set_n_iters, to_sinkformer, watch_attention
+from sinkformers.distributed import SequenceGroup, context
 from tests.conversion.hugging_face_models import (
     IMAGE,
     SEQ2SEQ,
@@ -159,3 +160,15 @@ def test_encoders_that_do_not_say_that_they_are_not_causal_are_bidirectional(nam
     alone = getattr(hf, f"{name}Model")(model.config).encoder
     with pytest.raises(ValueError, match="has no attribute is_causal, and the model that builds its masks is not"):
         to_sinkformer(alone, causal=causal)
+
+
+def test_attention_that_stays_softmax_by_name_is_refused_on_parts_of_sequences(monkeypatch):
+    """It would attend to the tokens of this rank alone."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 50}
+    model = hf.AutoModel.from_config(hf.BartConfig(**sizes, **heads), attn_implementation="sinkhorn").eval()
+    given = {"input_ids": torch.tensor([[5, 6, 7]]), "encoder_hidden_states": torch.randn(1, 4, 16)}
+    assert model.decoder(**given).last_hidden_state.isfinite().all()
+    monkeypatch.setattr(context, "_active", [SequenceGroup(None, "gather")])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(NotImplementedError, match="BartAttention cannot run inside sequence_parallel: it stays"):
+        model.decoder(**given)

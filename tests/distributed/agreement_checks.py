@@ -101,6 +101,32 @@ def tokens_without_heads(rank, size):
             assert (found - expected.chunk(size, -2)[rank]).abs().max() < 1e-8
 
 
+def tau_of_tokens_without_heads(rank, size):
+    """It is one number, whose gradient is this rank's contribution, also where rows are normalised in order."""
+    whole, d_out = torch.randn(2, 2 * size, D, dtype=torch.float64)
+    for options in ({"n_iters": 3}, {"n_iters": 3, "is_causal": True}, {"n_iters": 5, "causal": "streaming"}):
+        tau, own = (torch.tensor(0.4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        sinkhorn_attention(whole, whole, whole, tau=tau, **options).backward(d_out)
+        part = whole.chunk(size)[rank]
+        attend(part, tau=own, **options).backward(d_out.chunk(size)[rank])
+        assert own.grad is not None
+        assert tau.grad is not None
+        total = own.grad.clone()
+        dist.all_reduce(total)
+        assert (total - tau.grad).abs() < 1e-9
+
+
+def masks_that_change_before_the_backward_pass(_rank, size):
+    """Autograd notices, as it does on one device."""
+    given = {"attn_mask": torch.ones(4, 4 * size, dtype=torch.bool), "key_mask": torch.ones(1, 4, dtype=torch.bool)}
+    for causal, name in ((None, "attn_mask"), ("streaming", "attn_mask"), ("streaming", "key_mask")):
+        mask = given[name].clone()
+        out = attend(tokens().requires_grad_(), causal=causal, **{name: mask})
+        mask[0, 1] = False
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
 def not_a_member(rank, _size):
     group = dist.new_group([0, 1])
     if rank > 1:
@@ -154,6 +180,8 @@ CHECKS = {
         masks_that_order,
         what_cannot_be_sharded,
         tokens_without_heads,
+        tau_of_tokens_without_heads,
+        masks_that_change_before_the_backward_pass,
         not_a_member,
         nothing_at_all,
         padding_may_hold_anything,

@@ -82,11 +82,11 @@ def test_the_output_says_what_is_here(capsys):
     assert "/" + "home" not in said
 
 
-def gradient_of_value_off(monkeypatch):
+def gradient_of_value_off(monkeypatch, factor):
     class Off(Torch):
         def backward(self, call, result, d_output, needed):
             grads = super().backward(call, result, d_output, needed)
-            return {**grads, "value": grads["value"] * 1.1}
+            return {**grads, "value": grads["value"] * factor}
 
     monkeypatch.setattr(attend.BACKENDS, "by_name", {**attend.BACKENDS.by_name, "torch": Off()})
 
@@ -106,14 +106,15 @@ def nan(result):
         (lambda result: result._replace(out=result.out * 1.1), "(output)"),
         (nan, "deviates by nan (output)"),
         (raising, "RuntimeError: misaligned address"),
-        (None, "(gradients)"),
+        (1.1, "(gradients)"),
+        (math.nan, "and nan (gradients)"),
     ],
-    ids=["output", "NaN", "raises", "gradient"],
+    ids=["output", "NaN", "raises", "gradient", "NaN in a gradient"],
 )
 @pytest.mark.usefixtures("few")
 def test_a_backend_that_is_wrong_ends_it_with_1(monkeypatch, capsys, change, message, tmp_path):
-    if change is None:
-        gradient_of_value_off(monkeypatch)
+    if isinstance(change, float):
+        gradient_of_value_off(monkeypatch, change)
     else:
         install(monkeypatch, change)
     file = tmp_path / "record.jsonl"

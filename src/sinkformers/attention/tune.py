@@ -13,6 +13,7 @@ from sinkformers.core.agreement import deviation, tolerance
 from sinkformers.core.backend import Backend, Backends
 from sinkformers.core.description import shape_of
 from sinkformers.core.environment import device_name
+from sinkformers.core.modes import readable
 from sinkformers.core.self_check import LIMIT_STEPS
 from sinkformers.core.timing import Call, Seconds, duration, medians, time_in_turn
 
@@ -107,6 +108,11 @@ def tune(
         if name in options:
             raise TypeError(f"{CALLER}: {name} is not an argument of tune; leave it out.")
     seconds = checks.positive(CALLER, "seconds", seconds)
+    if isinstance(query, Tensor) and not readable(query):
+        raise ValueError(
+            f"{CALLER}: calls are timed on tokens with numbers, outside of compiled regions and torch.func transforms; "
+            f"got {type(query).__name__} on {query.device}. Call tune before, with tensors of the same shapes."
+        )
     plan = plan_attention(query, key, value, attn_mask, **options)
     if plan.backends is None:
         raise ValueError(
@@ -257,4 +263,7 @@ def _from_entry(entry: dict[str, Any] | None, shape: str, device: str) -> Tuning
         Candidate(**{**each, "seconds": None if each["seconds"] is None else Seconds(*each["seconds"])})
         for each in entry["candidates"]
     )
+    winner = entry["backend"], entry["choice"]
+    if all(each.seconds is None or (each.backend, each.choice) != winner for each in candidates):
+        return None  # nothing says why this one
     return Tuning(entry["backend"], entry["choice"], candidates, shape, device, True)

@@ -18,6 +18,7 @@ from sinkformers.conversion.hugging_face_cache import CarriesSums, carrier, refu
 from sinkformers.conversion.hugging_face_masks import as_four_axes, capped_scores, masks_in_order, with_bias
 from sinkformers.conversion.inline_masks import MASKED
 from sinkformers.conversion.settings import Settings, is_softmax, settings_of
+from sinkformers.distributed import refuse_in_parallel
 
 # Arguments of attention functions that are not defined for Sinkhorn attention.
 _REFUSED = ("s_aux", "cu_seq_lens_q", "cache")
@@ -60,6 +61,8 @@ def sinkhorn_attention_forward(
     if settings is None:
         settings = _settings_by_name(module, query, key, is_causal)
         if settings is None:
+            name = type(module).__name__
+            refuse_in_parallel(name, "it stays SoftMax, and would attend to this rank's tokens alone.")
             options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, **options)
     if is_causal and settings.causal is None and not is_softmax(settings):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sinkformers.core import checks
 from sinkformers.core.description import shape_of
+from sinkformers.core.modes import readable
 from sinkformers.core.self_check import SelfChecks
 
 
@@ -127,7 +128,7 @@ class Backends:
                 f'{caller}: backend="{name}" cannot serve this call: {reason}. '
                 'backend="torch" serves all calls, and "auto" takes the fastest backend that can.'
             )
-        if self.winners and not torch.compiler.is_compiling():  # eager calls were timed
+        if self.winners and readable(call[0]):  # eager calls were timed, and sizes may be symbols in traced ones
             winner = self.winners.get(shape_of(call))
             if winner is not None and self.by_name[winner].why_not(call) is None:
                 return self.by_name[winner]

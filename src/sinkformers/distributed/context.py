@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 KEYS_VALUES = ("gather", "ring")
 
-_active: "SequenceGroup | None" = None
+_active: "list[SequenceGroup]" = []  # of the blocks that were entered and not left, the last one counts
 
 
 class SequenceGroup(NamedTuple):
@@ -55,7 +55,7 @@ def sequence_parallel(group: "ProcessGroup | DeviceMesh", *, kv: str = "gather")
 
     Each rank passes its own tokens to the model; those of rank 0 come first. Attention of converted and of own modules
     then is that of the whole sequences, as with `sinkhorn_attention(…, group=group)`. Modules that cannot do that raise
-    an error with the reason.
+    an error with the reason. Attention that was not converted stays the model's own, among this rank's tokens alone.
 
     Args:
         group: a process group, or a `DeviceMesh` with one dimension.
@@ -79,20 +79,20 @@ def sequence_parallel(group: "ProcessGroup | DeviceMesh", *, kv: str = "gather")
         ...     out, _ = layer(x, x, x, need_weights=False)
         >>> dist.destroy_process_group()
     """
-    global _active
-    before, _active = _active, sequence_group("sequence_parallel", group, kv)
+    entered = sequence_group("sequence_parallel", group, kv)
+    _active.append(entered)
     try:
         yield
-    finally:
-        _active = before
+    finally:  # threads may leave their blocks in another order
+        _active[:] = [each for each in _active if each is not entered]
 
 
 def active_group() -> SequenceGroup | None:
     """The group of the innermost `sequence_parallel`, or None outside."""
-    return _active
+    return _active[-1] if _active else None
 
 
 def refuse_in_parallel(what: str, reason: str) -> None:
     """Raise inside `sequence_parallel`, for a module that would compute something else on a part of a sequence."""
-    if _active is not None:
+    if _active:
         raise NotImplementedError(f"{what} cannot run inside sequence_parallel: {reason}")

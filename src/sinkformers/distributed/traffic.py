@@ -20,7 +20,7 @@ def count_traffic() -> Iterator[Counter[str]]:
     try:
         yield counter
     finally:
-        _counters.remove(counter)
+        _counters[:] = [each for each in _counters if each is not counter]  # others may have counted the same
 
 
 def record(what: str, size: float) -> None:

@@ -54,7 +54,12 @@ class Finding(NamedTuple):
 
     @property
     def disagrees(self) -> bool:
-        return bool(self.raised) or not (self.cannot or max(self.output, self.gradients) <= self.allowed)
+        return bool(self.raised) or not (self.cannot or self.worst <= self.allowed)
+
+    @property
+    def worst(self) -> float:
+        """The larger deviation; NaN where one of them is."""
+        return _largest([self.output, self.gradients])
 
 
 def _tokens(rows: int = N, columns: int = M) -> tuple[Tensor, ...]:

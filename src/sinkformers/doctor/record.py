@@ -43,7 +43,7 @@ def _finding(finding: Finding) -> tuple[torch.device, dict[str, Any]]:
     elif finding.raised:
         line |= {"status": "failed", "reason": finding.raised}
     else:
-        worst = max(finding.output, finding.gradients)
+        worst = finding.worst
         line |= {"status": "measured"} | ({"deviation": worst} if math.isfinite(worst) else {})
         if finding.disagrees:
             line |= {"status": "refused", "reason": f"deviates by {worst:.1e}, more than {finding.allowed:.1e}"}

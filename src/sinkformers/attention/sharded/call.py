@@ -46,9 +46,9 @@ class ShardedCall(NamedTuple):
         assert isinstance(self.n_iters, int)
         return Definition(self.n_iters)
 
-    def with_bias(self, bias: Tensor | None) -> "ShardedCall":
-        """The call with another bias: autograd saves that of the user, and the rest is kept beside it."""
-        return self._replace(masks=self.masks._replace(bias=bias))
+    def with_masks(self, *masks: Tensor | None) -> "ShardedCall":
+        """The call with other masks: autograd saves those of the user, and the rest is kept beside them."""
+        return self._replace(masks=Masks(*masks))
 
     @property
     def n(self) -> int:

@@ -49,15 +49,16 @@ class _AttendCausal(torch.autograd.Function):
                 sums[..., :-1, :columns], sums[..., -1, :columns] = result.received, result.expected
                 out, starts = result.out, result.starts
             _to_neighbour(ranks, sums, 1)
-        ctx.call = call.with_bias(None)
-        ctx.save_for_backward(query, key, value, bias, tau, starts, local.expected)
+        ctx.call = call.with_masks(*[None] * 4)
+        masks = bias, *call.masks[1:]
+        ctx.save_for_backward(query, key, value, tau, starts, local.expected, *masks)
         return out.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, bias, tau, starts, expected = ctx.saved_tensors
-        call = ctx.call.with_bias(bias)
+        query, key, value, tau, starts, expected, *masks = ctx.saved_tensors
+        call, bias = ctx.call.with_masks(*masks), masks[0]
         ranks, dtype = call.ranks, working_dtype(query.dtype)
         found: dict[str, Tensor | None] = {"query": torch.zeros_like(query)}
         with without_autocast(query.device):
@@ -145,6 +146,6 @@ def _whole(grad: Tensor | None, like: Tensor, call: ShardedCall) -> Tensor:
 def _like(grad: Tensor | None, x: Tensor | None) -> Tensor | None:
     if x is None or grad is None:
         return None
-    if grad.shape[-1] < x.shape[-1] and x.shape[-1] > 1:  # a bias also has the columns that no query here may see
+    if x.dim() > 1 and x.shape[-1] > max(1, grad.shape[-1]):  # a bias also has the columns that no query here may see
         grad = torch.nn.functional.pad(grad, (0, x.shape[-1] - grad.shape[-1]))
     return grad.sum_to_size(x.shape).to(x)

@@ -39,17 +39,18 @@ class _Attend(torch.autograd.Function):
             out, steps, evidence = _attend(tiles, _by_head(tau, query))
         if evidence is not None:
             warn_unconverged(call.ranks.caller, "heads", call.tol, evidence)
-        ctx.call, ctx.kinds = call.with_bias(None), [col.is_direct for col in steps.cols]
+        ctx.call, ctx.kinds = call.with_masks(*[None] * 4), [col.is_direct for col in steps.cols]
         rows, cols = ([part for step in kind for part in step[:3]] for kind in (steps.rows, steps.cols))
         assert tiles.shift is not None
-        ctx.save_for_backward(query, key, value, bias, tau, out, tiles.shift, *tiles.valid, *rows, *cols)
+        masks = bias, call.masks.entries  # those of tokens are in `valid`
+        ctx.save_for_backward(query, key, value, *masks, tau, out, tiles.shift, *tiles.valid, *rows, *cols)
         return out.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, bias, tau, out, shift, *saved = ctx.saved_tensors
-        call, (valid, vectors) = ctx.call.with_bias(bias), (Valid(*saved[:3]), saved[3:])
+        query, key, value, bias, entries, tau, out, shift, *saved = ctx.saved_tensors
+        call, valid, vectors = ctx.call.with_masks(bias, entries, None, None), Valid(*saved[:3]), saved[3:]
         count = len(vectors) - 3 * len(ctx.kinds)
         rows = [RowStep(*vectors[at : at + 3]) for at in range(0, count, 3)]
         cols = [
