@@ -27,6 +27,7 @@ def look(
     text: Annotated[str | None, typer.Option(help="The text to look at.")] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="The image to look at.")] = None,
     mesh: Annotated[Path | None, typer.Option(metavar="FILE", help="The shape to look at, for a run.")] = None,
+    invert: Annotated[bool, typer.Option("--invert", help="Exchange dark and light in an image, for a run.")] = False,
     beside: Annotated[
         str | None, typer.Option(metavar="MODEL_OR_RUN", help="A second model, or run, shown beside the first.")
     ] = None,
@@ -47,6 +48,10 @@ def look(
     count = _iterations(n_iters)
     if run is not None and count is not None:
         refuse("--n-iters is for pretrained models; the sliders of the page change it for a run.")
+    if invert and (run is None or image is None):
+        refuse("--invert is for the image of a run; leave it out.")
+    if run is not None:
+        options |= {"invert": invert, "warn": lambda sentence: print(f"sinkformers: {sentence}", file=sys.stderr)}
     first = str(run) if model is None else model
     views = [_view(name, run is not None, text, image, mesh, count, options) for name in (first, beside) if name]
     view = views[0] if len(views) == 1 else _together(*views)
