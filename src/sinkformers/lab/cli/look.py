@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkformers.lab.cli.refusal import need, refuse
+from sinkformers.lab.cli.refusal import need, refuse, shortened
 
 if TYPE_CHECKING:
     from sinkformers import AttentionView
+
+MOST_ITERATIONS = 10_000
 
 
 def look(
@@ -44,6 +46,8 @@ def look(
         refuse("name a model with --model, or a trained run with --run.")
     if sum(given is not None for given in (text, image, mesh)) != 1:
         refuse("give one input: --text, --image or --mesh.")
+    if text is not None:
+        _check_utf8(text)
     options: dict[str, Any] = {"layers": _numbers("--layers", layers), "heads": _numbers("--heads", heads)}
     count = _iterations(n_iters)
     if run is not None and count is not None:
@@ -99,6 +103,13 @@ def _together(first: AttentionView, second: AttentionView) -> AttentionView:
         refuse(str(error))
 
 
+def _check_utf8(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        refuse("--text is not UTF-8; convert it, for example with iconv.")
+
+
 def _numbers(name: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
@@ -111,6 +122,6 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
 def _iterations(text: str | None) -> int | float | None:
     if text is None or text == "inf":
         return None if text is None else float("inf")
-    if not text.isdecimal() or int(text) < 1:
-        refuse(f"--n-iters must be a whole number from 1, or inf; got {text!r}.")
+    if not text.isdecimal() or len(text) > len(str(MOST_ITERATIONS)) or not 1 <= int(text) <= MOST_ITERATIONS:
+        refuse(f"--n-iters must be a whole number from 1 to {MOST_ITERATIONS}, or inf; got {shortened(repr(text))}.")
     return int(text)
