@@ -88,14 +88,14 @@ def draw(maps: Maps) -> Figure:
             axes.spines[:].set_visible(False)
         axes = rows[4, place]
         norm = TwoSlopeNorm(1.0, vmin=0.0, vmax=most)
-        shown = axes.imshow(one.received.numpy(), cmap=shares, norm=norm, extent=(0, 1, 0, 1))
+        axes.imshow(one.received.numpy(), cmap=shares, norm=norm, extent=(0, 1, 0, 1))
         grey = maps.pixels.double().mean(0).numpy() / 255
         ink = grey if grey.mean() < 0.5 else 1 - grey
         axes.imshow(ink, cmap=LinearSegmentedColormap.from_list("ink", ["#00000000", "#000000b0"]), extent=(0, 1, 0, 1))
         axes.set(xticks=[], yticks=[])
     for row, text in ((1, "before training"), (3, "after training"), (4, "received,\nafter training")):
         rows[row, 0].set_ylabel(text, fontsize=9 if small else 11, color=INK)
-    bar = figure.colorbar(shown, ax=list(rows[4]), shrink=0.9, location="bottom", aspect=40)
+    bar = figure.colorbar(rows[4, 0].images[0], ax=list(rows[4]), shrink=0.9, location="bottom", aspect=40)
     bar.set_label("attention that a patch receives; 1 is an even share", fontsize=9, color=INK)
     return figure
 
