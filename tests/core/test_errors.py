@@ -10,6 +10,7 @@ Q, K, V = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7,
 
 SINKHORN = [
     ({"n_iters": 0}, ValueError, r"n_iters must be a whole number ≥ 1 .*; got 0\. The paper uses 3"),
+    ({"n_iters": 10**20}, ValueError, r"n_iters must be below 2\*\*63 .*; got a number of 67 bits\. The paper uses 3"),
     ({"n_iters": -3}, ValueError, "n_iters must be .* got -3"),
     ({"n_iters": 2.5}, ValueError, "n_iters must be .* got 2.5"),
     ({"n_iters": True}, ValueError, "n_iters must be .* got True"),

@@ -207,6 +207,20 @@ def test_an_empty_input_is_refused():
         view_attention(layer, (torch.randn(1, 0, 12),) * 3)
 
 
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ValueError, match="inputs must have an example; the batch is empty"):
+        view_attention(encoder(), torch.randn(0, 3, 12, dtype=torch.float64))
+
+
+def test_names_and_titles_with_halves_of_characters_are_saved(tmp_path):
+    view = view_attention(
+        encoder(), torch.randn(1, 3, 12, dtype=torch.float64), name="half \ud800", title="\udcff here"
+    )
+    text = view.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<title>? here</title>" in text
+    assert view.models[0].name == "half ?"
+
+
 def test_scores_that_are_not_finite_are_named():
     model = encoder(1)
     with torch.no_grad():
@@ -214,6 +228,8 @@ def test_scores_that_are_not_finite_are_named():
     found = found_in(model, torch.randn(1, 5, 12, dtype=torch.float64))
     assert [head.number for head in found.layers[0].heads] == [1, 2]
     assert found.notes == ["head 0 of layers.0.self_attn: its scores are not finite"]
+    with pytest.raises(ValueError, match=r"were found, but head 0 of .* its scores are not finite"):
+        found_in(model, torch.randn(1, 5, 12, dtype=torch.float64), heads=[0])
 
 
 def test_the_page_reads_what_was_written():

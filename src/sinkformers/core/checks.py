@@ -84,8 +84,12 @@ def most_iterations(caller: str, value: Any) -> int:
 
 def _count(caller: str, name: str, value: Any, meaning: str, remedy: str) -> int:
     """A whole number that is no bool. While tracing it may be symbolic, and then cannot be put into a sentence."""
-    if type(value) is int and value >= 1:  # the test below takes longer
+    if type(value) is int and 1 <= value < 2**63:  # the test below takes longer
         return value
+    if type(value) is int and value >= 2**63:
+        raise ValueError(
+            f"{caller}: {name} must be below 2**63 {meaning}; got a number of {value.bit_length()} bits. {remedy}"
+        )
     is_number = isinstance(value, Real)
     try:
         count = operator.index(value) if is_number and not isinstance(value, bool) else 0  # pyright: ignore

@@ -135,5 +135,5 @@ def _check_found(recorder: Recorder, layers: Collection[int] | None, heads: Coll
     recorder.layers = [layer for layer in recorder.layers if layer.number in wanted and layer.heads]
     if not recorder.layers:
         reason = f"none of them has one of the heads {sorted(heads)}" if heads else "all of their tokens are masked"
-        notes = f" ({'; '.join(recorder.notes[:3])})" if recorder.notes else ""
-        raise ValueError(f"{CALLER}: {n} calls of attention were found, but {reason}{notes}. Nothing can be shown.")
+        reason = "; ".join(recorder.notes[:3]) or reason
+        raise ValueError(f"{CALLER}: {n} calls of attention were found, but {reason}. Nothing can be shown.")

@@ -61,6 +61,8 @@ class Recorder:
         if self.wanted is not None and number not in self.wanted:
             return
         batch, n_heads, n, m = scores.shape
+        if batch == 0:
+            raise ValueError(f"{CALLER}: inputs must have an example; the batch is empty.")
         if not 0 <= self.example < batch:
             raise IndexError(f"{CALLER}: example must be from 0 to {batch - 1}, in the batch; got {self.example}.")
         name = place.name or undo_of(place.module).kind

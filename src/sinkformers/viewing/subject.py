@@ -69,8 +69,13 @@ def points_subject(points: Any) -> dict[str, Any]:
     return {"kind": "points", "places": [[round(x, 4) for x in place] for place in places.tolist()]}
 
 
+def whole_characters(text: str) -> str:
+    """Return a text with a question mark for each half of a character, which no file in UTF-8 can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _shortened(token: str) -> str:
-    token = token.encode("utf-8", "replace").decode("utf-8")
+    token = whole_characters(token)
     return token if len(token) <= LONGEST_TOKEN else token[: LONGEST_TOKEN - 1] + "…"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinkformers.viewing.collect import collect
 from sinkformers.viewing.page import page
 from sinkformers.viewing.recorder import CALLER, Layer
-from sinkformers.viewing.subject import check_tokens, image_subject, patch_names, points_subject
+from sinkformers.viewing.subject import check_tokens, image_subject, patch_names, points_subject, whole_characters
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,9 @@ def view_attention(
         subject = image_subject(image, grid, n_tokens)
         names = names or patch_names(subject, n_tokens)
     _check_lengths(found.layers, names, None if points is None else len(points))
-    shown = ShownModel(type(model).__name__ if name is None else str(name), found.layers, found.notes)
-    return AttentionView([shown], names, subject, str(title))
+    name = type(model).__name__ if name is None else whole_characters(str(name))
+    shown = ShownModel(name, found.layers, found.notes)
+    return AttentionView([shown], names, subject, whole_characters(str(title)))
 
 
 def _check_lengths(layers: list[Layer], tokens: list[str] | None, n_points: int | None) -> None:

@@ -1,5 +1,6 @@
 """`sinkformers look`: pages of pretrained models and of trained runs; errors are one sentence."""
 
+import base64
 import json
 import re
 
@@ -10,7 +11,9 @@ from typer.testing import CliRunner
 
 from sinkformers import to_sinkformer
 from sinkformers.lab.cli.app import app
+from sinkformers.lab.inference.images import ImageClassifier
 from sinkformers.lab.inference.pretrained import find_folder, load_pretrained
+from sinkformers.lab.inference.trained import open_run
 from tests.lab.cli.test_predict import write_untrained
 
 transformers = pytest.importorskip("transformers")
@@ -108,6 +111,11 @@ def test_a_learned_tau_is_refused(bert):
         (["--model", ".", "--text", "a"], "has no config.json"),
         (["--model", "a", "--text", "a", "--layers", "x"], "--layers must be numbers"),
         (["--model", "a", "--text", "a", "--n-iters", "0"], "--n-iters must be a whole number"),
+        (["--model", "a", "--text", "a", "--n-iters", "9" * 5000], "--n-iters must be a whole number"),
+        (["--model", "a", "--text", "\udcff"], "--text is not UTF-8"),
+        (["--run", "a", "--text", "\udcff"], "--text is not UTF-8"),
+        (["--run", "a", "--text", "a", "--invert"], "--invert is for the image of a run"),
+        (["--model", "a", "--image", "b", "--invert"], "--invert is for the image of a run"),
         (["--run", "a", "--text", "a", "--n-iters", "3"], "--n-iters is for pretrained models"),
         (["--model", "a", "--image", "no-such-file.png"], "is no file"),
         (["--run", "no-such-run", "--text", "a"], "no finished run"),
@@ -115,6 +123,39 @@ def test_a_learned_tau_is_refused(bert):
 )
 def test_bad_arguments_are_one_sentence(arguments, message):
     assert message in refused(invoke(*arguments))
+
+
+def test_an_image_is_read_as_predict_reads_it(tmp_path):
+    """An upright photograph with transparent parts: the page shows the pixels that `predict` classifies."""
+    from PIL import Image
+
+    folder, _ = write_untrained(tmp_path, "figure2-mnist", "cls-n-1")
+    (folder / "classes.json").write_text(json.dumps([str(k) for k in range(10)]))
+    (folder / "pixels.json").write_text(json.dumps({"mean": [0.3], "std": [0.4]}))
+    photograph = Image.new("RGBA", (60, 90), (10, 20, 30, 255))
+    photograph.paste((0, 0, 0, 0), (0, 0, 30, 45))
+    file, out = tmp_path / "photograph.png", tmp_path / "page.html"
+    lying = photograph.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it by 90 degrees clockwise
+    lying.save(file, exif=exif)
+    photograph.save(tmp_path / "upright.png")
+    classifier = ImageClassifier(open_run(folder))
+    for flags in ([], ["--invert"]):
+        result = invoke("--run", folder, "--image", file, "--out", out, *flags)
+        assert result.exit_code == 0, result.output
+        assert "the square in the middle of photograph.png, 60 × 90, is resized to 8 × 8" in result.stderr
+        pixels = classifier.predict(tmp_path / "upright.png", invert=bool(flags)).pixels
+        shown = torch.tensor(list(base64.b64decode(data_of(out)["subject"]["pixels"]))).view(8, 8, 3)
+        assert torch.equal(shown[..., 0], pixels[0].long())
+
+
+def test_an_image_that_calls_other_programs_is_refused(tmp_path, bert):
+    folder, _ = bert
+    transformers.ViTImageProcessor().save_pretrained(folder)
+    file = tmp_path / "image.eps"
+    file.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
+    assert "cannot be read as an image" in refused(invoke("--model", folder, "--image", file))
 
 
 @pytest.mark.parametrize(

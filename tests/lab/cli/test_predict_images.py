@@ -1,6 +1,8 @@
 """`sinkformers predict` for images: classes and attention are those of the model, and bad files are one sentence."""
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,7 +157,7 @@ def test_a_run_without_statistics_of_pixels_is_refused(run, tmp_path):
     assert "std above 0" in refused(invoke(tmp_path, tmp_path / "example-0.png"))
 
 
-def test_the_report_draws_attention_before_and_after(out, run):
+def test_the_report_draws_attention_before_and_after(out, run, monkeypatch, tmp_path):
     [summary] = summarise(records.find([out]), lambda _name: DIGITS)
     maps = attention_maps.find(summary.records)
     assert maps is not None
@@ -170,8 +172,12 @@ def test_the_report_draws_attention_before_and_after(out, run):
         "Sinkhorn\nn_iters = ∞",
     ]
     assert "Sinkhorn, n_iters = ∞ 1.00 to 1.00" in attention_maps.caption(maps)
-    folder = "runs/digits/smoke/n-inf/seed-0"
+    monkeypatch.chdir(run.parents[3])
+    folder = "digits/smoke/n-inf/seed-0"
     assert attention_maps.commands(summary)[0][1] == f"sinkformers predict {folder} {folder}/example-0.png"
+    monkeypatch.chdir(tmp_path)  # the runs are elsewhere: the command names their whole path
+    named = shlex.split(attention_maps.commands(summary)[0][1])[2:]
+    assert [Path(name).is_absolute() and Path(name).exists() for name in named] == [True, True]
     (run / "model.safetensors").rename(run / "away")
     try:
         assert attention_maps.find(summary.records) is None

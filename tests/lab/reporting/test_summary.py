@@ -326,7 +326,7 @@ def test_columns_that_a_few_normalisations_leave_uneven_are_explained(tmp_path):
         write_run(tmp_path, n_iters=n_iters, arm=f"n-{n_iters}", epochs=epochs)
     said = " ".join(words.uneven(summary_of(tmp_path)))
     assert "With n_iters = 3 the columns of trained models are 0.50 away from 1 on average" in said
-    assert "(SoftMax: 0.10; before training at most 0.00)" in said
+    assert "(SoftMax: 0.10; before training below 0.01)" in said
     assert "In 1 comparison SoftMax's own columns are nearer to 1" in said
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sinkformers.lab.cli.refusal import need, refuse
+from sinkformers.lab.cli.refusal import need, refuse, shortened
 
 if TYPE_CHECKING:
     from sinkformers import AttentionView
+
+MOST_ITERATIONS = 10_000
 
 
 def look(
@@ -27,6 +29,7 @@ def look(
     text: Annotated[str | None, typer.Option(help="The text to look at.")] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="The image to look at.")] = None,
     mesh: Annotated[Path | None, typer.Option(metavar="FILE", help="The shape to look at, for a run.")] = None,
+    invert: Annotated[bool, typer.Option("--invert", help="Exchange dark and light in an image, for a run.")] = False,
     beside: Annotated[
         str | None, typer.Option(metavar="MODEL_OR_RUN", help="A second model, or run, shown beside the first.")
     ] = None,
@@ -43,10 +46,16 @@ def look(
         refuse("name a model with --model, or a trained run with --run.")
     if sum(given is not None for given in (text, image, mesh)) != 1:
         refuse("give one input: --text, --image or --mesh.")
+    if text is not None:
+        _check_utf8(text)
     options: dict[str, Any] = {"layers": _numbers("--layers", layers), "heads": _numbers("--heads", heads)}
     count = _iterations(n_iters)
     if run is not None and count is not None:
         refuse("--n-iters is for pretrained models; the sliders of the page change it for a run.")
+    if invert and (run is None or image is None):
+        refuse("--invert is for the image of a run; leave it out.")
+    if run is not None:
+        options |= {"invert": invert, "warn": lambda sentence: print(f"sinkformers: {sentence}", file=sys.stderr)}
     first = str(run) if model is None else model
     views = [_view(name, run is not None, text, image, mesh, count, options) for name in (first, beside) if name]
     view = views[0] if len(views) == 1 else _together(*views)
@@ -94,6 +103,13 @@ def _together(first: AttentionView, second: AttentionView) -> AttentionView:
         refuse(str(error))
 
 
+def _check_utf8(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        refuse("--text is not UTF-8; convert it, for example with iconv.")
+
+
 def _numbers(name: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
@@ -106,6 +122,6 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
 def _iterations(text: str | None) -> int | float | None:
     if text is None or text == "inf":
         return None if text is None else float("inf")
-    if not text.isdecimal() or int(text) < 1:
-        refuse(f"--n-iters must be a whole number from 1, or inf; got {text!r}.")
+    if not text.isdecimal() or len(text) > len(str(MOST_ITERATIONS)) or not 1 <= int(text) <= MOST_ITERATIONS:
+        refuse(f"--n-iters must be a whole number from 1 to {MOST_ITERATIONS}, or inf; got {shortened(repr(text))}.")
     return int(text)

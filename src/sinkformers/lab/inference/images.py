@@ -70,12 +70,16 @@ class ImageClassifier:
 
         `invert` exchanges dark and light, for drawings with dark ink on a model that was trained on light ink.
         """
-        pixels, _ = read_image(file, size=self.config.image, channels=self.channels)
-        pixels = 255 - pixels if invert else pixels
+        pixels = self.read(file, invert=invert)
         likely = self.model(*on(self.model, self.standardised(pixels)))[0].softmax(-1).cpu()
         order = likely.argsort(descending=True, stable=True).tolist()
         classes = [(self.names[number], float(likely[number])) for number in order]
         return ImagePrediction(file, pixels, classes, self.attention(pixels, layer))
+
+    def read(self, file: Path, *, invert: bool = False) -> Tensor:
+        """Return the pixels of an image as the model sees them, uint8 (channels, size, size)."""
+        pixels, _ = read_image(file, size=self.config.image, channels=self.channels)
+        return 255 - pixels if invert else pixels
 
     def doubts(self, file: Path, *, invert: bool = False) -> list[str]:
         """Return warnings about an answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from sinkformers import AttentionView, to_sinkformer, view_attention
 from sinkformers.lab.artefacts.artefact import ExperimentError
-from sinkformers.lab.inference.pretrained import load_pretrained, open_image, read_image, read_text
+from sinkformers.lab.inference.pretrained import load_pretrained, read_image, read_text
 from sinkformers.lab.inference.trained import TrainedRun, on, open_run
 from sinkformers.lab.tasks.config import LanguageConfig, PointConfig, TextConfig, TranslationConfig, VisionConfig
 
@@ -34,8 +34,20 @@ def view_pretrained(
     return view_attention(model, inputs, tokens=tokens, title=_title(text), **options)
 
 
-def view_run(folder: Path, *, text: str | None, image: Path | None, mesh: Path | None, **options: Any) -> AttentionView:
-    """Return a view of a trained run's attention in a text, an image or a shape, whichever its model is for."""
+def view_run(
+    folder: Path,
+    *,
+    text: str | None,
+    image: Path | None,
+    mesh: Path | None,
+    invert: bool = False,
+    warn: Callable[[str], object] = lambda _: None,
+    **options: Any,
+) -> AttentionView:
+    """Return a view of a trained run's attention in a text, an image or a shape, whichever its model is for.
+
+    `invert` exchanges dark and light in an image. `warn` is called with each sentence about what is cut or resized.
+    """
     run = open_run(folder)
     options["name"] = run.name
     kinds = {
@@ -47,28 +59,30 @@ def view_run(folder: Path, *, text: str | None, image: Path | None, mesh: Path |
     }
     kind = next(kind for config, kind in kinds.items() if isinstance(run.config, config))
     if kind == "text" and text is not None:
-        return _text(run, text, options)
+        return _text(run, text, warn, options)
     if kind == "mesh" and mesh is not None:
         return _mesh(run, mesh, options)
     if kind == "image" and image is not None:
-        return _image(run, image, options)
+        return _image(run, image, invert, warn, options)
     raise ExperimentError(f"{run.name} is a model for --{kind}; give that.")
 
 
-def _text(run: TrainedRun, text: str, options: dict[str, Any]) -> AttentionView:
+def _text(run: TrainedRun, text: str, warn: Callable[[str], object], options: dict[str, Any]) -> AttentionView:
     options["title"] = _title(text)
     if isinstance(run.config, LanguageConfig):
-        return _language(run, text, options)
+        return _language(run, text, warn, options)
     from sinkformers.lab.inference.texts import Judge, Translate
 
     reader = Judge(run) if isinstance(run.config, TextConfig) else Translate(run)
     run_model, tokens = reader.read(text)
     if not tokens:
         raise ExperimentError("the text has no tokens; give one that is not empty.")
+    for each in reader.doubts([text]):
+        warn(each)
     return view_attention(reader.model, run_model, tokens=tokens, **options)
 
 
-def _language(run: TrainedRun, text: str, options: dict[str, Any]) -> AttentionView:
+def _language(run: TrainedRun, text: str, warn: Callable[[str], object], options: dict[str, Any]) -> AttentionView:
     config = run.config
     if config.pairs is not None:
         raise ExperimentError(f"{run.name} is a model of associative recall, which reads no text; name another run.")
@@ -77,6 +91,8 @@ def _language(run: TrainedRun, text: str, options: dict[str, Any]) -> AttentionV
     data = text.encode()[-config.length :]
     if not data:
         raise ExperimentError("the text is empty; give one that is not.")
+    if len(data) < len(text.encode()):
+        warn(f"the last {config.length} bytes of the text are read, and it has more.")
     tokens = [bytes([byte]).decode("ascii", "replace") if byte < 128 else f"0x{byte:02x}" for byte in data]
     return view_attention(model, torch.tensor([list(data)]), tokens=tokens, **options)
 
@@ -92,23 +108,17 @@ def _mesh(run: TrainedRun, file: Path, options: dict[str, Any]) -> AttentionView
     return view_attention(classifier.model, inputs, points=classifier.places(points), title=file.name, **options)
 
 
-def _image(run: TrainedRun, file: Path, options: dict[str, Any]) -> AttentionView:
-    from PIL import ImageOps
+def _image(
+    run: TrainedRun, file: Path, invert: bool, warn: Callable[[str], object], options: dict[str, Any]
+) -> AttentionView:
+    from sinkformers.lab.inference.images import ImageClassifier
 
-    from sinkformers.models import ViT
-
-    statistics = run.file("pixels.json", json.loads)
-    mean, std = (torch.tensor(statistics[name])[:, None, None] for name in ("mean", "std"))
-    config, channels = run.config, len(mean)
-    names = ("image", "patch", "dim", "depth", "heads", "head_dim", "mlp_dim", "readout", "n_iters", "tie_qk")
-    sizes = {name: getattr(config, name) for name in names}
-    model = run.load_into(ViT(channels=channels, classes=len(run.classes()), **sizes))
-    image = ImageOps.fit(open_image(file).convert("L" if channels == 1 else "RGB"), (config.image, config.image))
-    pixels = (
-        torch.tensor(list(image.tobytes()), dtype=torch.uint8).view(config.image, config.image, channels).movedim(-1, 0)
-    )
-    inputs = tuple(on(model, ((pixels / 255 - mean) / std)[None]))
-    return view_attention(model, inputs, image=pixels, title=file.name, **options)
+    classifier = ImageClassifier(run)
+    for each in classifier.doubts(file, invert=invert):
+        warn(each)
+    pixels = classifier.read(file, invert=invert)
+    inputs = tuple(on(classifier.model, classifier.standardised(pixels)))
+    return view_attention(classifier.model, inputs, image=pixels, title=file.name, **options)
 
 
 def _title(text: str) -> str:

@@ -8,10 +8,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkformers.lab.data.formats.image_files import open_image
 from sinkformers.lab.error import LabError
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import nn
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
@@ -116,16 +116,4 @@ def read_image(pretrained: Pretrained, file: Path) -> dict[str, Any]:
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LabError(f"{pretrained.folder} does not say how images are prepared for it: {first}") from error
-    return {"pixel_values": processor(open_image(file).convert("RGB"), return_tensors="pt")["pixel_values"]}
-
-
-def open_image(file: Path) -> Image.Image:
-    """Read an image file."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(file) as image:
-            image.load()
-            return image
-    except UnidentifiedImageError:
-        raise LabError(f"{file} is not an image that can be read; give a PNG or JPEG file.") from None
+    return {"pixel_values": processor(open_image(file), return_tensors="pt")["pixel_values"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,12 +122,13 @@ def commands(summary: Summary) -> list[tuple[str, str]]:
     if images:
         run = images[-1].folder
         assert run is not None
-        folder = Path("runs", *run.resolve().parts[-4:])
+        folder, here = run.resolve(), Path.cwd()
+        folder = folder.relative_to(here) if folder.is_relative_to(here) else folder
         file = sorted(run.glob(EXAMPLES))[0].name
         found.append(
             (
                 "Let a trained model read an image, and draw its attention",
-                f"sinkformers predict {folder} {folder}/{file}",
+                shlex.join(["sinkformers", "predict", str(folder), str(folder / file)]),
             )
         )
     if summary.preset == SMOKE and "small" in summary.artefact.presets:

@@ -121,7 +121,8 @@ def uneven(summary: Summary) -> list[str]:
     began = [row.columns.gap[0] for row in ends if row.columns.gap[0] is not None]
     softmax = [row.gap for row in summary.rows if row.n_iters == 1 and row.gap is not None]
     found = [f"SoftMax: {softmax[0]:.2f}"] if len(softmax) == 1 else []
-    found += [f"before training at most {max(began):.2f}"] if began and max(began) < gaps[0] else []
+    if began and max(began) < gaps[0]:
+        found.append("before training " + ("below 0.01" if max(began) < 0.005 else f"at most {max(began):.2f}"))
     beside = f" ({'; '.join(found)})" if found else ""
     said = [
         f"With n_iters = {counts} the columns of trained models are {between} away from 1 on average{beside}: "

@@ -10,24 +10,39 @@ from sinkformers.lab.data.error import DataError, missing_library
 from sinkformers.lab.data.store.folder import AnyPath, path_of
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
 KINDS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")  # not formats that call other programs, as EPS does
+BILINEAR = 2  # Image.Resampling.BILINEAR, so that Pillow is imported only where a file is opened
 LARGEST_FILE = 64 * 2**20
 FIX = "convert it to PNG or JPEG, or name another"
 
 
 def read_image(file: AnyPath, *, size: int, channels: int) -> tuple[Tensor, tuple[int, int]]:
-    """Read an image as pixels, uint8 (channels, size, size), and the width and height that it has in its file.
+    """Read an image as pixels, uint8 (channels, size, size), and the width and height that it has upright.
 
     The largest square in the middle is resized, bilinear and antialiased. With one channel, colours become grey.
     Transparent parts become white.
     """
     import torch
 
-    file = path_of("read_image", "file", file)
+    image = open_image(file)
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    image = image.convert("L") if channels == 1 else image
+    box = (left, top, left + side, top + side)
+    image = image.resize((size, size), BILINEAR, box=box)
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, channels)
+    return pixels.movedim(-1, 0).contiguous(), (width, height)
+
+
+def open_image(file: AnyPath) -> Image.Image:
+    """Read an image in RGB, upright as its camera noted; transparent parts become white."""
+    file = path_of("open_image", "file", file)
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ModuleNotFoundError as error:
         raise missing_library("pillow", "reading images") from error
     check_image_file(file)
@@ -35,8 +50,8 @@ def read_image(file: AnyPath, *, size: int, channels: int) -> tuple[Tensor, tupl
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=KINDS) as opened:
-                width, height = opened.size
-                image = opened.convert("RGBA") if opened.has_transparency_data else opened.convert("RGB")
+                upright = ImageOps.exif_transpose(opened)
+                image = upright.convert("RGBA") if opened.has_transparency_data else upright.convert("RGB")
     # Pillow raises many kinds of errors for damaged files.
     except Exception as error:
         reason = "it is larger than an image should be" if "bomb" in str(error) else error
@@ -44,13 +59,7 @@ def read_image(file: AnyPath, *, size: int, channels: int) -> tuple[Tensor, tupl
     if image.mode == "RGBA":
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image).convert("RGB")
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    image = image.convert("L") if channels == 1 else image
-    box = (left, top, left + side, top + side)
-    image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, channels)
-    return pixels.movedim(-1, 0).contiguous(), (width, height)
+    return image
 
 
 def check_image_file(file: Path) -> None:
