@@ -1,6 +1,5 @@
 """Scores as whole numbers of 16 or 8 bits, which is how a page holds them."""
 
-import ctypes
 from typing import NamedTuple
 
 import torch
@@ -21,8 +20,7 @@ class Codes(NamedTuple):
         """Return the codes row by row, each in one byte, or in two with the lower one first."""
         codes = self.codes.to(torch.int32)
         planes = [codes & 255] if self.bits == 8 else [codes & 255, codes >> 8]
-        data = torch.stack(planes, -1).to(torch.uint8).contiguous()
-        return ctypes.string_at(data.data_ptr(), data.numel())
+        return bytes(torch.stack(planes, -1).flatten().tolist())
 
     def scores(self) -> Tensor:
         """Return the scores (n, m), float64, minus infinity where masked."""

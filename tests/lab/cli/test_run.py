@@ -63,7 +63,7 @@ def test_a_run_leaves_records_and_a_report(finished):
     assert "n-3, seed 0: epoch 2/2, train loss" in said
     page = re.search(r"Written to (.*)$", said, re.MULTILINE)[1]
     assert Path(page).read_text(encoding="utf-8").lower().startswith("<!doctype html>")
-    # What is left: the record, what made it, the weights, the log. No lock, no checkpoint.
+    # What is left: the record, what made it, the weights, the log, and images to predict. No lock, no checkpoint.
     assert {file.name for file in (out / RUN_FOLDER).iterdir()} == {
         "log.jsonl",
         "metrics.json",
