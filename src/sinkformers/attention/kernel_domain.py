@@ -32,9 +32,9 @@ def backward(
 ) -> tuple[Gradients, Tensor]:
     """The gradient of the steps taken, and the heads (...) for which it is safe.
 
-    With `P = diag(u) A diag(v)` the gradient of the scores is `A ∘ (x yᵀ)`, the rank-one terms of the steps standing
-    beside `u∘d_out` and `v∘value` in one product. The adjoints of the last potentials are the row sums of `d_out∘out`
-    and of `value∘d_value`. So two matrices are all it needs.
+    With `P = diag(u) A diag(v)` the gradient of the scores is `A ∘ (left rightᵀ − xᵀ y)`, with left = `u∘d_out` and
+    right = `v∘value`, and the rank-one terms of the steps beside them in one product. The adjoints of the last
+    potentials are the row sums of `d_out∘out` and of `value∘d_value`. So two matrices are all it needs.
     """
     call, masks = call.without_masked_tokens()
     d_out, out = zero_masked(d_out, masks.queries), zero_masked(out, masks.queries)
@@ -48,13 +48,13 @@ def backward(
     if traced:  # a compiler fuses all the terms into one pass; a product would take one of its own
         grad = left @ right.mT
         grad = grad if dropout is None else grad * dropout
-        for x, y in zip(adjoint.x.unbind(-1), adjoint.y.unbind(-1), strict=True):
+        for x, y in zip(adjoint.x.unbind(-2), adjoint.y.unbind(-2), strict=True):
             grad = grad - x[..., None] * y[..., None, :]
         grad = grad * kernel
     elif dropout is None:
-        grad = (torch.cat([left, -adjoint.x], -1) @ torch.cat([right, adjoint.y], -1).mT).mul_(kernel)
+        grad = (torch.cat([left, -adjoint.x.mT], -1) @ torch.cat([right.mT, adjoint.y], -2)).mul_(kernel)
     else:
-        grad = (left @ right.mT).mul_(dropout).sub_(adjoint.x @ adjoint.y.mT).mul_(kernel)
+        grad = (left @ right.mT).mul_(dropout).sub_(adjoint.x.mT @ adjoint.y).mul_(kernel)
     largest = left.abs().amax((-2, -1)) * right.abs().amax((-2, -1)) * left.shape[-1]
     safe = state.safe & adjoint.safe & (largest < torch.finfo(kernel.dtype).max / 4)
     return token_gradients(grad, d_value, adjoint.tau, call, masks, needs_bias=needs_bias), safe

@@ -86,10 +86,13 @@ def _scaling_after(index: int, state: State, problem: Problem, tau: Tensor | Non
 
 
 class Adjoint(NamedTuple):
-    """`A ∘ (x yᵀ)`, summed over the steps, is what they subtract from the gradient of the scores."""
+    """`A ∘ (xᵀ y)`, summed over the steps, is what they subtract from the gradient of the scores.
 
-    x: Tensor  # (..., n, n_iters)
-    y: Tensor  # (..., m, n_iters)
+    A step is a row, which a compiler reads in vectors.
+    """
+
+    x: Tensor  # (..., n_iters, n)
+    y: Tensor  # (..., n_iters, m)
     tau: Tensor | None  # (...)
     safe: Tensor  # (...) bool
 
@@ -127,7 +130,7 @@ def walk_back(
             dg = torch.zeros_like(dg)
         xs.append(x)
         ys.append(y)
-    x, y = torch.stack(xs, -1), torch.stack(ys, -1)
+    x, y = torch.stack(xs, -2), torch.stack(ys, -2)
     # Where the kernel is zero the product of two large factors would still overflow: 0 · inf.
     largest = x.abs().amax((-2, -1)) * y.abs().amax((-2, -1)) * len(xs)
     return Adjoint(x, y, None if tau is None else d_tau, largest < torch.finfo(kernel.dtype).max / 4)

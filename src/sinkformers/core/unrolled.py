@@ -46,7 +46,7 @@ def backward(
     """
     grad = weights * d_weights
     adjoint = kernel_domain.walk_back(kernel, problem, tau, definition, state, grad.sum(-1), grad.sum(-2))
-    grad -= kernel.mul_(adjoint.x @ adjoint.y.mT)
+    grad -= kernel.mul_(adjoint.x.mT @ adjoint.y)
     d_tau, safe = adjoint.tau, state.safe & adjoint.safe
     if not safe.all():
         part, part_tau = select_part(problem, tau, ~safe)
