@@ -77,8 +77,10 @@ template <class T> static std::vector<std::vector<T>> attention(int seed) {
 template <class T> static std::vector<std::vector<T>> normalize(int seed) {
     Problem<T> p(seed);
     const bool tiny = seed % 2;
-    const int64_t batch = p.size(tiny ? 700 : 3), n = p.size(tiny ? 6 : 40), m = p.size(tiny ? 6 : 40),
-                  steps = p.size(6);
+    const int64_t batch = p.size(tiny       ? 700
+                                 : seed % 4 ? 3
+                                            : 40),
+                  n = p.size(tiny ? 6 : 40), m = p.size(tiny ? 6 : 40), steps = p.size(6);
     std::vector<uint8_t> safe(batch);
     OperatorArguments args{};
     args.batch = batch, args.n = n, args.m = m, args.n_iters = steps, args.threads = 1;

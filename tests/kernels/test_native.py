@@ -143,6 +143,47 @@ def test_tiny_matrices(shape, n_iters, tau):
         assert_close(a, b, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 32), (37, 17, 40), (33, 1, 33), (40, 64, 5), (2, 17, 19, 18)])
+@pytest.mark.parametrize("n_iters", [1, 2, 3, 20])
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+@pytest.mark.parametrize("threads", [(1, 1), (1, 2), (2, 1)])
+def test_small_matrices_in_lanes(shape, n_iters, tau, threads):
+    """Many matrices are computed in the lanes of vectors, few by teams; each reads the state of the other."""
+    scores = torch.randn(shape, dtype=torch.float64)
+    scores[0, 0] = -torch.inf
+    scores[-1, ..., -1] = -torch.inf
+    scores[-1, ..., 0] = torch.where(torch.rand(shape[1:-1]) < 0.3, -torch.inf, scores[-1, ..., 0])
+    inputs = [scores.requires_grad_(), torch.full(shape[:-2], tau, dtype=torch.float64, requires_grad=True)]
+    d_weights = torch.randn(shape, dtype=torch.float64)
+
+    def run(backend):
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(threads[0])
+            weights = sinkhorn(inputs[0], n_iters=n_iters, tau=inputs[1], backend=backend)
+            torch.set_num_threads(threads[1])
+            return [weights, *torch.autograd.grad(weights, inputs, d_weights, materialize_grads=True)]
+        finally:
+            torch.set_num_threads(before)
+
+    for got, expected in zip(run("native"), run("reference"), strict=True):
+        assert_close(got, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_unsafe_matrix_in_a_lane_spoils_no_other(dtype):
+    scores = torch.randn(64, 20, 24, dtype=dtype)
+    alone = scores.clone()
+    scores[3] *= 400 if dtype == torch.float32 else 4000
+    scores[5, 2, 2] = torch.nan
+    weights = sinkhorn(scores, n_iters=5, backend="native")
+    others = [at for at in range(64) if at not in (3, 5)]
+    assert torch.equal(weights[others], sinkhorn(alone, n_iters=5, backend="native")[others])
+    expected = sinkhorn(scores[3], n_iters=5, backend="reference")
+    assert_close(weights[3], expected, atol=1e-3 if dtype == torch.float32 else 1e-9, rtol=0)
+    assert weights[5].isnan().any()
+
+
 def test_tiny_matrices_save_nothing_but_the_scores():
     scores = torch.randn(1000, 4, 4, requires_grad=True)
     assert saved_bytes(lambda: sinkhorn(scores, n_iters=20)) <= scores.nbytes + 1000

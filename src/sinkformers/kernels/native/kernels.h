@@ -1,6 +1,7 @@
 // What an instruction set offers to the library around it.
 #pragma once
 #include "arguments.h"
+#include <algorithm>
 #include <cstddef>
 
 // A member's part in a call: who it is, its team's workspace, and where the next head comes from.
@@ -35,8 +36,13 @@ struct Order {
         return by_head ? at % batch * heads + at / batch : at;
     }
 };
-// Tiny matrices are distributed so many at a time.
-constexpr int TINY_PORTION = 512;
+// Matrices up to SMALL × SMALL can be computed a matrix in each lane. They are distributed in portions of about 8192
+// entries, and of 16 matrices at least, which are the lanes of the widest vectors.
+// With more steps than MOST_STEPS their vectors would take more memory than the matrices.
+constexpr int SMALL = 64, MOST_STEPS = 64;
+inline int64_t portion_of(const OperatorArguments &args) {
+    return std::max<int64_t>(1, 512 / std::max<int64_t>(1, args.n * args.m)) * 16;
+}
 
 struct AttentionKernels {
     double smallest_exponent;
@@ -44,10 +50,12 @@ struct AttentionKernels {
     void (*heads)(const AttentionArguments &, const Share &);
 };
 struct OperatorKernels {
+    int lane_count;
     size_t (*bytes)(const OperatorArguments &, int size, bool backward);
     void (*matrices)(const OperatorArguments &, const Share &);
-    size_t (*tiny_bytes)(const OperatorArguments &);
-    void (*tiny_matrices)(const OperatorArguments &, const Share &);
+    size_t (*lane_bytes)(const OperatorArguments &, bool backward, bool saves);
+    void (*lanes)(const OperatorArguments &, const Share &);
+    void (*lanes_alone)(const OperatorArguments &, const Share &); // nothing is saved
 };
 // What a file for one instruction set and one type of numbers offers: attention_of_float, operator_of_double, …
 #define JOIN(kind, number) kind##_of_##number

@@ -196,19 +196,27 @@ int attention(const AttentionArguments &args, bool is_double, bool backward) {
                             args, use.heads);
     return failed ? failed : outcome(args.safe, args.batch * args.heads);
 }
+// Small matrices in the lanes of vectors, where there are enough of them for all lanes of all threads. `saves`: whether
+// the state is written and read.
+int normalize_in_lanes(const OperatorArguments &args, bool is_double, bool backward, bool saves) {
+    const OperatorKernels &use = *chosen().matrices[is_double];
+    const int64_t portion = portion_of(args), portions = (args.batch + portion - 1) / portion;
+    const size_t bytes = use.lane_bytes(args, backward, saves);
+    const int failed = deal({portions, portions, bytes, 0, backward, 0, 0, team_size(args.threads)}, args,
+                            saves ? use.lanes : use.lanes_alone);
+    return failed ? failed : outcome(args.safe, args.batch);
+}
+bool fills_lanes(const OperatorArguments &args, const OperatorKernels &use, int threads) {
+    return std::max(args.n, args.m) <= SMALL && args.batch >= (int64_t)use.lane_count * threads &&
+           args.n_iters <= MOST_STEPS && !args.row_weight && !args.col_target;
+}
 int normalize(const OperatorArguments &args, bool is_double, bool backward) {
     const OperatorKernels &use = *chosen().matrices[is_double];
     const int threads = team_size(args.threads);
+    if (fills_lanes(args, use, threads)) return normalize_in_lanes(args, is_double, backward, true);
     const int failed = deal({args.batch, whole_rounds(args.batch, threads), use.bytes(args, 1, backward),
                              use.bytes(args, threads, backward), backward, 0, 0, threads},
                             args, use.matrices);
-    return failed ? failed : outcome(args.safe, args.batch);
-}
-int normalize_tiny(const OperatorArguments &args, bool is_double, bool backward) {
-    const OperatorKernels &use = *chosen().matrices[is_double];
-    const int64_t portions = (args.batch + TINY_PORTION - 1) / TINY_PORTION;
-    const int failed = deal({portions, portions, use.tiny_bytes(args), 0, backward, 0, 0, team_size(args.threads)},
-                            args, use.tiny_matrices);
     return failed ? failed : outcome(args.safe, args.batch);
 }
 } // namespace
@@ -227,10 +235,10 @@ EXPORT int sinkformers_operator_backward(const OperatorArguments *args, int is_d
     return normalize(*args, is_double, true);
 }
 EXPORT int sinkformers_tiny_forward(const OperatorArguments *args, int is_double) {
-    return normalize_tiny(*args, is_double, false);
+    return normalize_in_lanes(*args, is_double, false, false);
 }
 EXPORT int sinkformers_tiny_backward(const OperatorArguments *args, int is_double) {
-    return normalize_tiny(*args, is_double, true);
+    return normalize_in_lanes(*args, is_double, true, false);
 }
 // What the binding reads before it calls anything: the interface number, raised with every change of a field's meaning,
 // the fields of the structures with their kinds, their sizes, and the constants that are compiled in.

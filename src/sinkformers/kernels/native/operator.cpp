@@ -1,6 +1,7 @@
 // The operator alone, for one instruction set and one type of numbers, compiled as attention.cpp is.
 #include "operator.h"
 #include "kernels.h"
+#include "small.h"
 #include "tiny.h"
 
 namespace ISA {
@@ -17,21 +18,29 @@ static void matrices(const OperatorArguments &args, const Share &share) {
         for (int64_t at; (at = share.next(share.queue)) >= 0;) matrix.run(at);
     }
 }
-static size_t tiny_bytes(const OperatorArguments &args) { return Lanes<NUMBER, 0, 0>::bytes(args); }
-template <int N, int M> static void tiny_groups(const OperatorArguments &args, const Share &share) {
-    Lanes<NUMBER, N, M> lanes(args, share.workspace);
+// A size with kernels of its own.
+typedef TinyMatrices<NUMBER, 4, 4> Four;
+static bool is_four(const OperatorArguments &args) { return args.n == 4 && args.m == 4; }
+static size_t lane_bytes(const OperatorArguments &args, bool backward, bool saves) {
+    return is_four(args) && !saves ? Four::bytes(args) : SmallMatrices<NUMBER>::bytes(args, backward, saves);
+}
+template <class Group> static void groups(Group &&group, const OperatorArguments &args, const Share &share) {
+    const int64_t portion = portion_of(args);
     for (int64_t at; (at = share.next(share.queue)) >= 0;) {
-        const int64_t end = std::min<int64_t>(args.batch, (at + 1) * TINY_PORTION);
-        for (int64_t first = at * TINY_PORTION; first < end; first += LANES<NUMBER>) {
+        const int64_t end = std::min<int64_t>(args.batch, (at + 1) * portion);
+        for (int64_t first = at * portion; first < end; first += LANES<NUMBER>) {
             const int count = (int)std::min<int64_t>(LANES<NUMBER>, end - first);
-            if (share.backward) lanes.backward(first, count);
-            else lanes.forward(first, count);
+            if (share.backward) group.backward(first, count);
+            else group.forward(first, count);
         }
     }
 }
-static void tiny_matrices(const OperatorArguments &args, const Share &share) {
-    if (args.n == 4 && args.m == 4) return tiny_groups<4, 4>(args, share);
-    tiny_groups<0, 0>(args, share);
+static void lanes_alone(const OperatorArguments &args, const Share &share) {
+    if (is_four(args)) groups(Four(args, share.workspace), args, share);
+    else groups(SmallMatrices<NUMBER>(args, share.backward, false, share.workspace), args, share);
 }
-extern const OperatorKernels KERNELS(operator) = {bytes, matrices, tiny_bytes, tiny_matrices};
+static void lanes(const OperatorArguments &args, const Share &share) {
+    groups(SmallMatrices<NUMBER>(args, share.backward, true, share.workspace), args, share);
+}
+extern const OperatorKernels KERNELS(operator) = {LANES<NUMBER>, bytes, matrices, lane_bytes, lanes, lanes_alone};
 } // namespace ISA

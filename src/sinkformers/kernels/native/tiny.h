@@ -1,24 +1,20 @@
-// The operator on very many tiny matrices: one matrix per lane, everything in registers or the first cache. Nothing but
-// the scores is saved for backward: repeating the steps is cheaper than reading them.
+// The operator on very many tiny matrices, a matrix in each lane as in small.h: here the sizes are constants, so that
+// everything stays in registers or the first cache.
 #pragma once
-#include "arguments.h"
-#include "rows.h"
-#include "team.h"
+#include "lanes.h"
 
 namespace ISA {
 
-// N and M are the sizes, or 0 where they are known only at run time; then they are at most TINY.
-template <class T, int N, int M> struct Lanes {
-    static constexpr int TINY = 16, ROWS = N ? N : TINY, COLS = M ? M : TINY;
+template <class T, int N, int M> struct TinyMatrices {
+    static constexpr int n = N, m = M, SIZE = N * M;
     typedef Vec<T> V;
     const OperatorArguments &args;
     const int n_iters;
     V *us, *vs, *ss; // a row per step; ss only where there is a tau
-    V a[ROWS * COLS], v[COLS], tau, rho;
-    typename Simd<T>::I live_row[ROWS], live_col[COLS], wrong;
+    V a[SIZE], v[M], tau, rho;
+    typename Simd<T>::I live_row[N], live_col[M], wrong;
 
-    Lanes(const OperatorArguments &args, char *base) : args(args), n_iters((int)args.n_iters) {
-        const int n = height(), m = breadth();
+    TinyMatrices(const OperatorArguments &args, char *base) : args(args), n_iters((int)args.n_iters) {
         Arena arena{base};
         us = arena.take<V>((size_t)(n_iters + 1) / 2 * n);
         vs = arena.take<V>((size_t)(n_iters / 2 + 1) * m);
@@ -28,58 +24,18 @@ template <class T, int N, int M> struct Lanes {
         return 192 + sizeof(V) * ((args.n_iters + 1) / 2 * args.n + 2 * (args.n_iters / 2 + 1) * args.m);
     }
 
-    // Constants where the sizes are.
-    int height() const { return N ? N : (int)args.n; }
-    int breadth() const { return M ? M : (int)args.m; }
-    // f(0) to f(count − 1). The loop is unrolled where the count is a constant: then everything stays in registers.
-    // Others are not: nested loops of unknown length would make most of the library, and are no faster unrolled.
-    template <int constant, class F> static void repeat(int count, F &&f) {
-        if constexpr (constant) {
-            FLATTEN
-            for (int k = 0; k < constant; k++) f(k);
-        } else
-            for (int k = 0; k < count; k++) f(k);
+    // f(0) to f(count − 1), unrolled: then everything stays in registers.
+    template <int count, class F> static void repeat(F &&f) {
+        FLATTEN
+        for (int k = 0; k < count; k++) f(k);
     }
-    template <class F> void each_row(F &&f) const { repeat<N>(height(), f); }
-    template <class F> void each_column(F &&f) const { repeat<M>(breadth(), f); }
-    template <class F> void each_entry(F &&f) const { repeat<N * M>(height() * breadth(), f); }
+    template <class F> void each_row(F &&f) const { repeat<N>(f); }
+    template <class F> void each_column(F &&f) const { repeat<M>(f); }
+    template <class F> void each_entry(F &&f) const { repeat<SIZE>(f); }
 
-    static V pick(typename Simd<T>::I yes, V x) { return yes ? x : V{}; }
-    // `count` matrices from `first` on, turned so that a vector holds one entry of each; missing lanes are zeros.
-    void read(const void *from, int64_t first, int count, V *to) const {
-        const int n = height(), m = breadth();
-        constexpr int L = LANES<T>;
-        const T *base = (const T *)from + (size_t)first * n * m;
-        int k = 0;
-        for (; count == L && k + L <= n * m; k += L) {
-            FLATTEN
-            for (int l = 0; l < L; l++) to[k + l] = load(base + (size_t)l * n * m + k);
-            transpose<T>(to + k);
-        }
-        for (; k < n * m; k++) {
-            V x = {};
-            for (int l = 0; l < count; l++) x[l] = base[(size_t)l * n * m + k];
-            to[k] = x;
-        }
-    }
-    // The other way round; `from` is used up.
-    void write(void *to, int64_t first, int count, V *from) const {
-        const int n = height(), m = breadth();
-        constexpr int L = LANES<T>;
-        T *base = (T *)to + (size_t)first * n * m;
-        int k = 0;
-        for (; count == L && k + L <= n * m; k += L) {
-            transpose<T>(from + k);
-            FLATTEN
-            for (int l = 0; l < L; l++) store(base + (size_t)l * n * m + k, from[k + l]);
-        }
-        for (; k < n * m; k++)
-            for (int l = 0; l < count; l++) base[(size_t)l * n * m + k] = from[k][l];
-    }
     void begin(int64_t first, int count) {
-        const int n = height(), m = breadth();
         const V lowest = splat(-std::numeric_limits<T>::infinity());
-        read(args.scores, first, count, a);
+        read_lanes<T>(args.scores, first, count, SIZE, a);
         tau = splat((T)1);
         if (args.tau)
             for (int l = 0; l < count; l++) tau[l] = ((const T *)args.tau)[first + l];
@@ -98,11 +54,11 @@ template <class T, int N, int M> struct Lanes {
                 top = larger<T>(x, top);
             }
             live_row[i] = alive;
-            rows += pick(alive, splat((T)1));
+            rows += pick<T>(alive, splat((T)1));
             top = top == lowest ? V{} : top;
             for (int j = 0; j < m; j++) a[i * m + j] = exponential(a[i * m + j] - top);
         }
-        for (int j = 0; j < m; j++) cols += pick(live_col[j], splat((T)1));
+        for (int j = 0; j < m; j++) cols += pick<T>(live_col[j], splat((T)1));
         rho = rows / (cols == V{} ? splat((T)1) : cols);
     }
     V scaling(V s) const {
@@ -117,8 +73,7 @@ template <class T, int N, int M> struct Lanes {
         wrong |= ~(sum_u * sum_v < splat(limit));
     }
     void iterate() {
-        const int n = height(), m = breadth();
-        V kernel[ROWS * COLS], u[ROWS] = {}, v[COLS], sum_u = {}, sum_v = {};
+        V kernel[SIZE], u[N] = {}, v[M], sum_u = {}, sum_v = {};
         each_entry([&](int k) { kernel[k] = a[k]; });
         each_column([&](int j) {
             vs[j] = v[j] = splat((T)1);
@@ -132,7 +87,7 @@ template <class T, int N, int M> struct Lanes {
                 each_row([&](int i) {
                     V sum = {};
                     each_column([&](int j) { sum += kernel[i * m + j] * v[j]; });
-                    to[i] = u[i] = pick(live_row[i], splat((T)1) / sum);
+                    to[i] = u[i] = pick<T>(live_row[i], splat((T)1) / sum);
                     sum_u += u[i];
                 });
             } else {
@@ -141,7 +96,7 @@ template <class T, int N, int M> struct Lanes {
                     V sum = {};
                     each_row([&](int i) { sum += kernel[i * m + j] * u[i]; });
                     if (args.tau) ss[(size_t)half * m + j] = sum;
-                    vs[(size_t)(half + 1) * m + j] = v[j] = pick(live_col[j], scaling(sum));
+                    vs[(size_t)(half + 1) * m + j] = v[j] = pick<T>(live_col[j], scaling(sum));
                     sum_v += v[j];
                 });
             }
@@ -154,36 +109,33 @@ template <class T, int N, int M> struct Lanes {
         for (int l = 0; l < count; l++) args.safe[first + l] = !wrong[l];
     }
     void forward(int64_t first, int count) {
-        const int n = height(), m = breadth();
         begin(first, count);
         iterate();
         const V *u = us + (size_t)((n_iters - 1) / 2) * n;
         each_row([&](int i) { each_column([&](int j) { a[i * m + j] *= u[i] * v[j]; }); });
-        write(args.weights, first, count, a);
+        write_lanes<T>(args.weights, first, count, SIZE, a);
         tell(first, count);
     }
     // A relaxed column step: y = τ·dg/s, and the gradient of τ.
     __attribute__((noinline)) void relaxed_adjoint(int half, const V *dg, V *y, V &d_tau) const {
-        const int m = breadth();
         each_column([&](int j) {
             const V s = ss[(size_t)half * m + j];
-            y[j] = pick(live_col[j], tau * dg[j] / s);
+            y[j] = pick<T>(live_col[j], tau * dg[j] / s);
             for (int l = 0; l < LANES<T>; l++)
                 if (live_col[j][l]) d_tau[l] -= dg[j][l] * std::log(s[l] / rho[l]);
         });
     }
     // Every step leaves one term x·y of a sum S, and the gradient is g∘P − A∘S.
     void backward(int64_t first, int count) {
-        const int n = height(), m = breadth();
         begin(first, count);
         iterate();
-        V grad[ROWS * COLS], terms[ROWS * COLS] = {}, df[ROWS] = {}, dg[COLS] = {}, x[ROWS], y[COLS], d_tau = {};
+        V grad[SIZE], terms[SIZE] = {}, df[N] = {}, dg[M] = {}, x[N], y[M], d_tau = {};
         const V *last = us + (size_t)((n_iters - 1) / 2) * n;
-        read(args.d_weights, first, count, grad);
+        read_lanes<T>(args.d_weights, first, count, SIZE, grad);
         each_row([&](int i) {
             each_column([&](int j) {
                 V &g = grad[i * m + j];
-                g = pick(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
+                g = pick<T>(a[i * m + j] != V{}, g * (a[i * m + j] * last[i] * v[j]));
                 df[i] += g;
                 dg[j] += g;
             });
@@ -220,11 +172,11 @@ template <class T, int N, int M> struct Lanes {
         }
         V mark = {};
         each_entry([&](int k) {
-            mark += pick(a[k] != V{}, terms[k] - terms[k]);
-            grad[k] = pick(a[k] != V{}, grad[k] - a[k] * terms[k]);
+            mark += pick<T>(a[k] != V{}, terms[k] - terms[k]);
+            grad[k] = pick<T>(a[k] != V{}, grad[k] - a[k] * terms[k]);
         });
         wrong |= mark != V{};
-        write(args.d_scores, first, count, grad);
+        write_lanes<T>(args.d_scores, first, count, SIZE, grad);
         for (int l = 0; l < count; l++) ((T *)args.d_tau)[first + l] = d_tau[l];
         tell(first, count);
     }
