@@ -1,6 +1,7 @@
 // Eight threads that call the kernels at once, for ThreadSanitizer: each must get to the bit what one thread alone
 // gets. Built without OpenMP, whose synchronisation the sanitizer does not know; `threads <library>`.
 #include "arguments.h"
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <dlfcn.h>
@@ -38,9 +39,11 @@ template <class T> struct Problem {
 
 template <class T> static std::vector<std::vector<T>> attention(int seed) {
     Problem<T> p(seed);
-    const bool to_the_limit = seed % 3 == 0;
-    const int64_t heads = p.size(3), n = p.size(40), m = p.size(40), d = p.size(20), e = p.size(20),
-                  steps = to_the_limit ? 2 : p.size(6);
+    const bool to_the_limit = seed % 3 == 0, causal = seed % 3 == 1;
+    const int64_t heads = p.size(3), n = p.size(40), m = causal ? n : p.size(40), d = p.size(20), e = p.size(20),
+                  steps = to_the_limit ? 2
+                          : causal     ? 1 + 2 * p.size(2)
+                                       : p.size(6);
     std::vector<uint8_t> keys(heads * m, 1), safe(heads);
     for (uint8_t &key : keys) key = p.random() % 4 != 0;
     AttentionArguments args{};
@@ -69,6 +72,13 @@ template <class T> static std::vector<std::vector<T>> attention(int seed) {
         args.lift = p.result(heads * m);
         args.residual = p.result(heads);
         args.products = p.result(heads);
+    }
+    if (causal) {
+        args.block = std::min<int64_t>(n, 16), args.triangle = 1;
+        const int64_t entries = heads * (steps / 2) * m;
+        args.starts = p.result(entries * ((n + args.block - 1) / args.block));
+        args.received_after = p.result(entries);
+        args.expected_after = p.result(heads * m);
     }
     if (attention_forward(&args, sizeof(T) == 8) || attention_backward(&args, sizeof(T) == 8)) std::abort();
     return p.results;
