@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinkformers import MultiheadAttention, sinkhorn_attention, to_sinkformer
-from sinkformers.attention import one_way
+from sinkformers.attention import mask_values, one_way
 from sinkformers.attention.one_way import is_one_way
 from tests.one_way_masks import ORDERED, REFUSED, UNORDERED, N, as_bias
 
@@ -103,17 +103,17 @@ class TestMemory:
         buffer = torch.ones(60, 60, dtype=torch.bool)
         for size in range(2, 60):
             attend(buffer[:size, :size])
-        assert len(one_way._ANSWERS[buffer][1]) <= one_way._ANSWERS_EACH
+        assert len(mask_values._ANSWERS[buffer][1]) <= mask_values._ANSWERS_EACH
 
     def test_no_mask_is_kept_alive(self):
         gc.collect()
-        mask, before = UNORDERED["window"].clone(), len(one_way._ANSWERS)
+        mask, before = UNORDERED["window"].clone(), len(mask_values._ANSWERS)
         attend(mask[None])
         gone = weakref.ref(mask)
-        assert len(one_way._ANSWERS) == before + 1
+        assert len(mask_values._ANSWERS) == before + 1
         del mask
         assert gone() is None
-        assert len(one_way._ANSWERS) == before
+        assert len(mask_values._ANSWERS) == before
 
     def test_a_new_mask_at_an_old_address_is_read(self):
         for turn in range(50):
@@ -218,10 +218,10 @@ class TestWhereValuesCannotBeRead:
                 is_meta=False, is_cuda=True, __torch_dispatch__=torch._C._disabled_torch_dispatch_impl
             ),
         )()
-        assert not one_way._can_be_read(mask)  # no tensor of torch's own
+        assert not mask_values.can_be_read(mask)  # no tensor of torch's own
         for capturing in (True, False):
             monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda answer=capturing: answer)
-            assert one_way._can_be_read(plain) is not capturing
+            assert mask_values.can_be_read(plain) is not capturing
 
     def test_subclasses_with_values_are_read(self):
         class Named(torch.Tensor):

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sinkformers.attention.mask_values import hides_nothing
 from sinkformers.core.ranges import masked_bias
 
 
@@ -58,7 +59,7 @@ class CombinedMasks(NamedTuple):
 def combine(masks: HasMasks) -> CombinedMasks:
     """One boolean matrix from all masks, and the queries and keys that have a valid entry in it."""
     bias, parts = masks.bias, []
-    if bias is not None:
+    if bias is not None and not hides_nothing(bias):
         masked = bias.detach() <= masked_bias(bias.dtype)
         bias = bias.masked_fill(masked, 0.0)
         parts.append(~masked)
@@ -69,7 +70,7 @@ def combine(masks: HasMasks) -> CombinedMasks:
     if masks.keys is not None:
         parts.append(masks.keys[..., None, :])
     if not parts:
-        return CombinedMasks(None, None, None, None)
+        return CombinedMasks(bias, None, None, None)
     entries = parts[0]
     for part in parts[1:]:
         entries = entries & part

@@ -5,20 +5,13 @@ pairs and all of them point to the same side of the diagonal, it orders the toke
 break that order: with more than one normalisation, an output would depend on tokens that the mask hides from it.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from sinkformers.core.modes import readable
+from sinkformers.attention.mask_values import can_be_read, once, remembered
 from sinkformers.core.ranges import masked_bias
-
-# Answers by the tensor that owns a mask's memory: the version of its contents, and what was asked of its views. The
-# tensors are referenced weakly, and their entries end with them.
-_ANSWERS = WeakTensorKeyDictionary()
-_ANSWERS_EACH = 16
 
 
 def refuse_one_way(
@@ -53,48 +46,19 @@ def is_one_way(mask: Tensor, queries: Tensor | None = None, keys: Tensor | None 
     A mask is read once, and again when it was changed in place. Where values cannot be read the answer is no: while a
     graph is traced or captured, inside `torch.func`, and for tensors without values.
     """
-    if not _can_be_read(mask) or mask.dim() < 2 or mask.numel() == 0:
+    if not can_be_read(mask) or mask.dim() < 2 or mask.numel() == 0:
         return False
     n, m = mask.shape[-2:]
     if n != m or n == 1 or 0 in mask.stride()[-2:]:
         return False
-    once = mask.detach()[tuple(slice(1) if stride == 0 else slice(None) for stride in mask.stride())]
-    if _remembered(mask, "under no padding", lambda: _never_orders(once, hides)):
+    each = once(mask)
+    if remembered(mask, "under no padding", lambda: _never_orders(each, hides)):
         return False
     if queries is None and keys is None:
-        return _remembered(mask, f"one-way {hides}", lambda: _orders(_visible(once, hides)))
-    visible = _visible(once, hides)
+        return remembered(mask, f"one-way {hides}", lambda: _orders(_visible(each, hides)))
+    visible = _visible(each, hides)
     visible = visible if queries is None else visible & queries[..., None]
     return _orders(visible if keys is None else visible & keys[..., None, :])
-
-
-def _can_be_read(mask: Tensor) -> bool:
-    return (
-        readable(mask)
-        and getattr(type(mask), "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
-        and not (mask.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
-
-
-def _remembered(mask: Tensor, question: str, answer: Callable[[], bool]) -> bool:
-    """The answer to a question about a mask, found once for its contents. Views of one tensor are distinguished."""
-    if mask.is_inference():  # no version would tell of a change
-        return answer()
-    owner = mask if mask._base is None else mask._base
-    version, answers = _ANSWERS.get(owner) or (None, {})
-    if version != owner._version:
-        version, answers = owner._version, {}
-        _ANSWERS[owner] = version, answers
-    place: tuple[Any, ...] = (question, mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
-    found = answers.get(place)
-    if found is None:
-        found = answer()
-        if len(answers) >= _ANSWERS_EACH:
-            answers.clear()
-        answers[place] = found
-    return found
 
 
 def _never_orders(mask: Tensor, hides: bool) -> bool:

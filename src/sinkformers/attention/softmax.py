@@ -40,7 +40,7 @@ def softmax_attention(
         zero_masked(value, combined.keys),
     )
     # Rows of masked queries are dropped from the output; in the mask they would only make it a matrix.
-    visible = combine(masks.with_queries(None))
+    visible = combined if masks.queries is None else combine(masks.with_queries(None))
     attn_mask = visible.entries
     if attn_mask is not None and visible.queries is not None:
         # An empty row may attend everywhere: its output is dropped, and no kernel meets an empty row.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sinkformers.attention import CacheLayer, attention_with_weights, sinkhorn_attention
 from sinkformers.attention.functional import attention_with_evidence
+from sinkformers.attention.mask_values import hides_nothing
 from sinkformers.attention.one_way import refuse_one_way
 from sinkformers.attention.with_weights import attention_scores
 from sinkformers.conversion.in_order import WATCHER, attend_in_order, masked_scores
@@ -155,12 +156,17 @@ def _weights(
     return sinkhorn_limit(scores, tau=tau, tol=tol, mask=mask, return_info=True)
 
 
-def self_attention_masks(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Tensor | None]:
+def self_attention_masks(
+    mask: Tensor | None, query: Tensor, key: Tensor, *, all_visible: bool = False
+) -> dict[str, Tensor | None]:
     """Return the mask arguments of `attend` for a mask (…, n, m) that was made for SoftMax self-attention.
 
     Such masks hide keys only. A token that no query may attend to is padding. It must be masked as a query too, because
     its row would otherwise count in the column sums. A boolean mask whose rows are all equal is returned as that row,
     since the kernels skip masked tokens, but not masked entries.
+
+    Args:
+        all_visible: the mask is known to be a bias that hides nothing.
     """
     if mask is None:
         return {}
@@ -169,7 +175,10 @@ def self_attention_masks(mask: Tensor | None, query: Tensor, key: Tensor) -> dic
     if mask.dtype == torch.bool and n > 1 and _has_equal_rows(mask):
         keys = mask[..., 0, :]
         return {"query_mask": keys if square else None, "key_mask": keys}
-    return {"attn_mask": mask, "query_mask": allowed(mask).any(-2) if square and mask.shape[-1] > 1 else None}
+    all_visible = all_visible or (mask.is_floating_point() and hides_nothing(mask))
+    if all_visible or not square or mask.shape[-1] == 1:
+        return {"attn_mask": mask, "query_mask": None}
+    return {"attn_mask": mask, "query_mask": allowed(mask).any(-2)}
 
 
 def allowed(mask: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from sinkformers.attention.mask_values import hides_nothing
 from sinkformers.conversion.adapter import CAUSAL, UNDO, undo_of
 from sinkformers.conversion.attend import WARNED, attend, refuse_unknown_cache, self_attention_masks
 from sinkformers.conversion.hugging_face import NAME, PAST, from_config, is_causal_without_a_mask, stays_softmax
@@ -72,13 +73,16 @@ def sinkhorn_attention_forward(
             "out with `select`."
         )
     _refuse_features(module, settings, kwargs)
-    if isinstance(attention_mask, Tensor) and attention_mask.is_floating_point() and not is_softmax(settings):
+    has_numbers = isinstance(attention_mask, Tensor) and attention_mask.is_floating_point()
+    all_visible = has_numbers and hides_nothing(attention_mask, MASKED)
+    if has_numbers and not all_visible and not is_softmax(settings):
         attention_mask = attention_mask.masked_fill(attention_mask <= MASKED, -math.inf)  # MarkupLM masks by −10,000
     options: dict[str, Any]
     if settings.causal is None:
         _refuse_unsaid_triangle(module, attention_mask, query.shape[-2])
         _refuse_lost_window(module, settings, attention_mask, key.shape[-2], kwargs.get("sliding_window"))
-        options, layer = {**self_attention_masks(as_four_axes(attention_mask), query, key)}, None
+        four = as_four_axes(attention_mask)
+        options, layer = {**self_attention_masks(four, query, key, all_visible=all_visible)}, None
     else:
         past, is_cross = _given_cache(module)
         if is_cross:
