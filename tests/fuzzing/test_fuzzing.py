@@ -1,7 +1,9 @@
 """The fuzzer itself: that it finds nothing here, that it would find something, and what it makes of it."""
 
+import math
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -46,6 +48,18 @@ def test_every_function_layout_and_transform_is_drawn():
     for function in ("sinkhorn_attention", "causal_sinkhorn"):
         assert {case.order for case in cases if case.function == function} >= {"streaming", "prefix"}
     assert {case.causal for case in cases if case.chunks} == {True, False}
+
+
+def test_enough_small_matrices_are_drawn_for_lanes():
+    """More than 16 rows or columns, up to 64, and at least one matrix for every lane of all threads."""
+    vectors = {"native:baseline": 16, "native:avx2": 32, "native:avx512": 64, "native:avx512_bf16": 64}
+    found = Counter()
+    for seed in range(4000):
+        case = draw(seed, list(vectors), ["sinkhorn"], compiles=False)
+        lanes = vectors[case.backend] // (8 if case.dtype == "float64" else 4)
+        small = 16 < max(case.n, case.m) <= 64 and case.row_mass is None and case.col_mass is None
+        found[case.backend] += small and math.prod(case.lead) >= lanes * case.threads
+    assert min(found[name] for name in vectors) >= 60
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 5, 6])

@@ -170,6 +170,26 @@ def test_small_matrices_in_lanes(shape, n_iters, tau, threads):
         assert_close(got, expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(17, 23), (64, 33), (1, 64), (47, 1)])
+def test_small_matrices_in_lanes_of_every_instruction_set(name, dtype, sizes):
+    """Numbers of matrices that leave some of the last lanes empty, and one too few for all lanes."""
+    best = native.instruction_set()
+    if native.use_instruction_set(name) != name:
+        pytest.skip(f"this processor has no {name}")
+    lanes = {"baseline": 16, "avx2": 32, "avx512": 64}[name] * 8 // torch.finfo(dtype).bits
+    try:
+        for count in (lanes - 1, lanes, 2 * lanes + 1, 3 * lanes - 1):
+            scores = torch.randn(count, *sizes, dtype=dtype, requires_grad=True)
+            got = outputs(lambda c: sinkhorn(c, n_iters=6, backend="native"), [scores])
+            expected = outputs(lambda c: oracle.batch_weights(c, 6), [scores.detach().double().requires_grad_()])
+            for a, b, bound in zip(got, expected, oracle.tolerances(scores, 6, d_out_of(got[0])), strict=True):
+                assert_close(a.double(), b, atol=bound, rtol=0)
+    finally:
+        assert native.use_instruction_set(best) == best
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_unsafe_matrix_in_a_lane_spoils_no_other(dtype):
     scores = torch.randn(64, 20, 24, dtype=dtype)
