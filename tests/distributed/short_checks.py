@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from tests.distributed import agreement_checks, cost_checks, model_checks
+from tests.distributed import agreement_checks, cost_checks, model_checks, ulysses_checks
 from tests.distributed.one_device import CASES, IN_ORDER, compare
 
 GROUPS = {}
@@ -43,4 +43,5 @@ CHECKS = {
     **agreement_checks.CHECKS,
     **cost_checks.CHECKS,
     **model_checks.CHECKS,
+    **ulysses_checks.CHECKS,
 }
