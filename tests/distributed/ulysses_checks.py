@@ -4,6 +4,8 @@ DeepSpeed does it for Hugging Face models, by another function under the name of
 done with torch alone; a converted model has to run under it as it does on one device.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import transformers as hf
@@ -14,7 +16,7 @@ from sinkformers import to_sinkformer
 from tests.rounding import rounding
 
 TOKENS, HEADS = 12, 8
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 53,
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -37,7 +39,7 @@ class _Exchange(torch.autograd.Function):
     """(batch, heads, tokens of this rank, d) to (batch, heads of this rank, tokens, d), or back."""
 
     @staticmethod
-    def forward(ctx, x, to_heads):
+    def forward(ctx: Any, x, to_heads):
         ctx.to_heads, ranks = to_heads, dist.get_world_size()
         axes = (1, 2) if to_heads else (2, 1)
         sent = torch.stack(x.chunk(ranks, axes[0]))
@@ -46,7 +48,7 @@ class _Exchange(torch.autograd.Function):
         return torch.cat(received.unbind(), axes[1])
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Exchange.apply(grad, not ctx.to_heads), None
 
 
