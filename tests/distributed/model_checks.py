@@ -233,6 +233,23 @@ def compiled(_rank, _size):
             torch.compile(attend, backend="eager", fullgraph=True)(query)
 
 
+def compiled_model(rank, size):
+    """A model that was compiled before runs inside the block, without a warning of torch's about the block's hook."""
+    torch.manual_seed(3)
+    model = torch_encoder().eval()
+    x = torch.randn(2, TOKENS, DIM, dtype=torch.float64)
+    expected, part = model(x), x.chunk(size, 1)[rank]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # others of torch's, while it compiles
+        warnings.filterwarnings("error", message="Using `torch.compile")
+        ours = torch.compile(model, backend="eager")
+        close(ours(x), expected)
+        with sequence_parallel(dist.group.WORLD):
+            close(ours(part), expected.chunk(size, 1)[rank])
+        close(ours(x), expected)
+    torch._dynamo.reset()
+
+
 CHECKS = {
     "a converted torch encoder": model_like_one_device(torch_encoder, "gather"),
     "a converted torch encoder, ring": model_like_one_device(torch_encoder, "ring"),
@@ -245,5 +262,6 @@ CHECKS = {
     "attention that stays SoftMax": attention_that_stays_softmax,
     "DTensors": dtensors,
     "compiled": compiled,
+    "a compiled model": compiled_model,
 }
 SLOW_CHECKS = {"a converted Hugging Face encoder": hugging_face_encoder}

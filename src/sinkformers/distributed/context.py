@@ -1,5 +1,6 @@
 """Under which process group attention runs: the argument of one call, or `sequence_parallel` for all of them."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,6 +86,8 @@ def sequence_parallel(group: "ProcessGroup | DeviceMesh", *, kv: str = "gather")
 
     entered = sequence_group("sequence_parallel", group, kv)
     _active.append(entered)
+    # torch warns that hooks fire once more for a compiled model; this one may.
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
     hook = register_module_forward_pre_hook(_check)
     try:
         yield
