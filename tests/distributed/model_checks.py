@@ -150,6 +150,53 @@ def modules_that_cannot(_rank, _size):
             model(x)
 
 
+class _Layers(nn.Module):
+    """A model with a layer of its own kind for each way in which attention stays as it is."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(DIM, 4, 24, batch_first=True, dropout=0.0)
+        self.first, self.second = (nn.MultiheadAttention(DIM, 4, batch_first=True) for _ in range(2))
+        self.own, self.decoder = MultiheadAttention(DIM, 4, batch_first=True), layer
+
+    def forward(self, x, which):
+        if which == "cross":
+            return self.decoder.multihead_attn(x, x, x, need_weights=False)[0]
+        layer = self.decoder.self_attn if which == "causal" else getattr(self, which)
+        return layer(x, x, x, need_weights=False)[0]
+
+
+def attention_that_stays_softmax(_rank, _size):
+    """It is refused, or warned of, in the model that was converted and in copies of it; and as before outside."""
+    converted = to_sinkformer(_Layers(), select="first")
+    x, plain = torch.randn(2, 3, DIM), _Layers()
+    for model in (converted, copy.deepcopy(converted), DistributedDataParallel(copy.deepcopy(converted))):
+        with sequence_parallel(dist.group.WORLD):
+            for which in ("first", "own"):
+                assert model(x, which).shape == x.shape
+            for which, reason in (("second", "not selected"), ("causal", "causal: a column sum")):
+                with pytest.raises(NotImplementedError, match=rf"stays SoftMax \({reason}.* this rank's tokens alone"):
+                    model(x, which)
+            with pytest.warns(UserWarning, match=r"decoder.multihead_attn \[MultiheadAttention\] is the model's own"):
+                model(x, "cross")
+            model(x, "cross")  # once is enough
+        model(x, "second")
+    with sequence_parallel(dist.group.WORLD):
+        plain(x, "second")  # nobody converted anything in it
+        to_sinkformer(converted, 1, select="second")
+        converted(x, "second")
+        with pytest.raises(NotImplementedError, match="stays SoftMax"):
+            converted.decoder.self_attn(x, x, x, need_weights=False)  # not by the model's own forward
+    calls_sdpa = to_sinkformer(_Calls(), adapter="sdpa", select="")
+    with sequence_parallel(dist.group.WORLD), pytest.raises(NotImplementedError, match="its causal calls stay SoftMax"):
+        calls_sdpa(x)
+
+
+class _Calls(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
 def dtensors(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     whole = [torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(3)]
@@ -186,6 +233,23 @@ def compiled(_rank, _size):
             torch.compile(attend, backend="eager", fullgraph=True)(query)
 
 
+def compiled_model(rank, size):
+    """A model that was compiled before runs inside the block, without a warning of torch's about the block's hook."""
+    torch.manual_seed(3)
+    model = torch_encoder().eval()
+    x = torch.randn(2, TOKENS, DIM, dtype=torch.float64)
+    expected, part = model(x), x.chunk(size, 1)[rank]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # others of torch's, while it compiles
+        warnings.filterwarnings("error", message="Using `torch.compile")
+        ours = torch.compile(model, backend="eager")
+        close(ours(x), expected)
+        with sequence_parallel(dist.group.WORLD):
+            close(ours(part), expected.chunk(size, 1)[rank])
+        close(ours(x), expected)
+    torch._dynamo.reset()
+
+
 CHECKS = {
     "a converted torch encoder": model_like_one_device(torch_encoder, "gather"),
     "a converted torch encoder, ring": model_like_one_device(torch_encoder, "ring"),
@@ -195,7 +259,9 @@ CHECKS = {
     "DDP around it": wrapper_like_one_device(DistributedDataParallel),
     "FSDP2 around it": wrapper_like_one_device(fully_shard),
     "modules that cannot": modules_that_cannot,
+    "attention that stays SoftMax": attention_that_stays_softmax,
     "DTensors": dtensors,
     "compiled": compiled,
+    "a compiled model": compiled_model,
 }
 SLOW_CHECKS = {"a converted Hugging Face encoder": hugging_face_encoder}

@@ -60,6 +60,7 @@ CASES = {
     ),
     "causal SoftMax": Case({"n_iters": 1, "is_causal": True}, ("query_mask", "key_mask")),
     "streaming": Case({"n_iters": 3, "causal": "streaming"}, ("bias", "key_mask")),
+    "streaming, a bias for all queries": Case({"n_iters": 3, "causal": "streaming"}, ("row_bias", "tau")),
     "streaming, L2": Case({"n_iters": 5, "causal": "streaming", "cost": "l2"}, ("entries", "tau")),
 }
 IN_ORDER = {name for name, case in CASES.items() if {"is_causal", "causal"} & set(case.options)} - {"causal SoftMax"}

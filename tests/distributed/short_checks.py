@@ -3,10 +3,11 @@
 import torch
 import torch.distributed as dist
 
-from tests.distributed import agreement_checks, cost_checks, model_checks
+from tests.distributed import agreement_checks, cost_checks, model_checks, ulysses_checks
 from tests.distributed.one_device import CASES, IN_ORDER, compare
 
 GROUPS = {}
+IN_ORDER_BIAS = "streaming, a bias for all queries"  # a rank without queries has a contribution to its gradient too
 
 
 def group_of(size, world):
@@ -36,10 +37,11 @@ def some(names, size, kvs=("gather", "ring"), dtype=torch.float64):
 
 CHECKS = {
     **some(CASES, 3),
-    **some(["three steps", "a mask of entries", "the relaxed limit", "causal, grouped heads"], 4),
+    **some(["three steps", "a mask of entries", "the relaxed limit", "causal, grouped heads", IN_ORDER_BIAS], 4),
     **some(["a bias", "dropout", "the limit", "streaming"], 2),
     **some(["tau", "grouped heads", "sharp scores", "the limit", "causal"], 3, dtype=torch.float32),
     **agreement_checks.CHECKS,
     **cost_checks.CHECKS,
     **model_checks.CHECKS,
+    **ulysses_checks.CHECKS,
 }

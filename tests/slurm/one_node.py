@@ -23,11 +23,15 @@ from pathlib import Path
 NODE = "node"
 CPUS = 2
 STARTS_WITHIN = 60.0  # seconds
+# Seconds from SIGTERM to SIGKILL in the partition `grace`. A job notices the signal within 0.2 s, and its run saves
+# after the step that it is in, here another 0.2 s. Then a process that has imported torch takes 1.2 s to end, and the
+# job 0.3 s. So both tasks of an array have ended after 2 s on two idle cores; other work may slow them down 30 times.
+GRACE = 60
 # munged, slurmctld and slurmd are in /usr/sbin, which is not on every user's PATH.
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 # Preempted jobs return to the queue. Slurm starts a job again only when its old credential has expired, by default
-# after two minutes. KillWait is the time from SIGTERM to SIGKILL.
+# after two minutes. KillWait is the time from SIGTERM to SIGKILL elsewhere; 30 seconds is what Slurm itself takes.
 CONFIGURATION = """\
 ClusterName=onenode
 SlurmctldHost={host}(127.0.0.1)
@@ -61,7 +65,7 @@ MinJobAge=300
 ReturnToService=2
 NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=1000
 PartitionName=low Nodes={node} PriorityTier=1 Default=YES MaxTime=60
-PartitionName=grace Nodes={node} PriorityTier=1 GraceTime=240 MaxTime=60
+PartitionName=grace Nodes={node} PriorityTier=1 GraceTime={grace} MaxTime=60
 PartitionName=high Nodes={node} PriorityTier=10 PreemptMode=off MaxTime=60
 """
 
@@ -91,6 +95,7 @@ def one_node(*, cpus: int = CPUS, kill_wait: int = 30) -> Iterator[dict[str, str
                 node=NODE,
                 cpus=cpus,
                 kill_wait=kill_wait,
+                grace=GRACE,
                 controller_port=controller_port,
                 node_port=node_port,
             )

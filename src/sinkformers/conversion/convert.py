@@ -7,7 +7,8 @@ from torch import nn
 
 from sinkformers.conversion.adapter import CONVERT, UNDO, Place, initial_logits, undo_of
 from sinkformers.conversion.intercept import CALLS
-from sinkformers.conversion.report import Entry, Report
+from sinkformers.conversion.kept_in_parallel import check_kept
+from sinkformers.conversion.report import REPORT, Entry, Report
 from sinkformers.conversion.settings import (
     PARAMETER,
     SETTINGS,
@@ -33,9 +34,11 @@ from sinkformers.conversion.survey import (
     survey,
 )
 from sinkformers.core import checks
+from sinkformers.distributed import check_modules
 
 Model = TypeVar("Model", bound=nn.Module)
-REPORT = "sinkformer_report"
+
+check_modules(check_kept)
 
 
 def to_sinkformer(

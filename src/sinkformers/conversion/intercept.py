@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from sinkformers.conversion.adapter import Place
 from sinkformers.conversion.attend import allowed, attend, normalise, refuse_unknown_cache, self_attention_masks
 from sinkformers.conversion.settings import is_softmax, settings_of
+from sinkformers.distributed import refuse_in_parallel
 
 CALLS = "_sinkhorn_calls"  # number of intercepted calls by kind; the report shows this dictionary
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
@@ -113,6 +114,8 @@ def _attention(
     assert settings is not None
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     if is_causal and settings.causal is None and not is_softmax(settings):
+        reason = "its causal calls stay SoftMax, and would attend to this rank's tokens alone."
+        refuse_in_parallel(type(module).__name__, reason)
         count(module, "causal call left SoftMax")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if query.is_nested:

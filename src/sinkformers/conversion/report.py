@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from sinkformers.conversion.tables import html_table
 
+REPORT = "sinkformer_report"  # the attribute of a converted model
+
 
 @dataclass
 class Entry:

@@ -4,6 +4,7 @@ from sinkformers.distributed.agreement import Header, agree
 from sinkformers.distributed.context import (
     SequenceGroup,
     active_group,
+    check_modules,
     refuse_in_parallel,
     sequence_group,
     sequence_parallel,
@@ -21,6 +22,7 @@ __all__ = [
     "active_group",
     "agree",
     "bytes_sent",
+    "check_modules",
     "count_traffic",
     "refuse_in_parallel",
     "sequence_group",

@@ -1,6 +1,7 @@
 """Under which process group attention runs: the argument of one call, or `sequence_parallel` for all of them."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 KEYS_VALUES = ("gather", "ring")
 
+_checks: list[Callable[[Any], None]] = []
 _active: "list[SequenceGroup]" = []  # of the blocks that were entered and not left, the last one counts
 
 
@@ -55,7 +57,8 @@ def sequence_parallel(group: "ProcessGroup | DeviceMesh", *, kv: str = "gather")
 
     Each rank passes its own tokens to the model; those of rank 0 come first. Attention of converted and of own modules
     then is that of the whole sequences, as with `sinkhorn_attention(…, group=group)`. Modules that cannot do that raise
-    an error with the reason. Attention that was not converted stays the model's own, among this rank's tokens alone.
+    an error with the reason, and so does attention that a conversion left SoftMax. A model that was not converted stays
+    as it is, and attends to this rank's tokens alone.
 
     Args:
         group: a process group, or a `DeviceMesh` with one dimension.
@@ -79,12 +82,28 @@ def sequence_parallel(group: "ProcessGroup | DeviceMesh", *, kv: str = "gather")
         ...     out, _ = layer(x, x, x, need_weights=False)
         >>> dist.destroy_process_group()
     """
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
     entered = sequence_group("sequence_parallel", group, kv)
     _active.append(entered)
+    # torch warns that hooks fire once more for a compiled model; this one may.
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+    hook = register_module_forward_pre_hook(_check)
     try:
         yield
     finally:  # threads may leave their blocks in another order
+        hook.remove()
         _active[:] = [each for each in _active if each is not entered]
+
+
+def check_modules(check: Callable[[Any], None]) -> None:
+    """Let `check` be called with every module that is called inside `sequence_parallel`, before its `forward`."""
+    _checks.append(check)
+
+
+def _check(module: Any, _arguments: Any) -> None:
+    for check in _checks:
+        check(module)
 
 
 def active_group() -> SequenceGroup | None:

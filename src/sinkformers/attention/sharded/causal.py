@@ -78,7 +78,8 @@ class _AttendCausal(torch.autograd.Function):
             )
         grads = found["query"], d_key, d_value, found.get("bias"), found.get("tau")
         given = query, key, value, bias, tau
-        return None, *(_like(grad, x) for grad, x in zip(grads, given, strict=True))
+        each = zip(grads, given, ctx.needs_input_grad[1:], strict=True)
+        return None, *(_like(grad, x) if needed else None for grad, x, needed in each)
 
 
 def attend_causal_sharded(call: ShardedCall, query: Tensor, key: Tensor, value: Tensor, tau: Tensor | None) -> Tensor:
@@ -144,8 +145,9 @@ def _whole(grad: Tensor | None, like: Tensor, call: ShardedCall) -> Tensor:
 
 
 def _like(grad: Tensor | None, x: Tensor | None) -> Tensor | None:
+    """The gradient in the shape and dtype of its tensor; zeros where this rank has no queries to add to it."""
     if x is None or grad is None:
-        return None
+        return None if x is None else torch.zeros_like(x)
     if x.dim() > 1 and x.shape[-1] > max(1, grad.shape[-1]):  # a bias also has the columns that no query here may see
         grad = torch.nn.functional.pad(grad, (0, x.shape[-1] - grad.shape[-1]))
     return grad.sum_to_size(x.shape).to(x)
