@@ -42,7 +42,8 @@ SHARED = {"sm_75": 64, "sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "
 SHARED |= {"gfx90a": 64, "gfx942": 64, "gfx1100": 64}
 # Bytes that a thread may spill in passes: none on the GPU for which their tiles were chosen.
 PASSES_SPILL = {**dict.fromkeys(SHARED, 512), "sm_80": 0}
-BLOCKS_SPILL = {"sm_80": (40, 368), "sm_89": (0, 0), "sm_90": (0, 0), "sm_100": (0, 0), "sm_120": (0, 0), "gfx90a": (0, 0), "gfx942": (0, 0)}
+# By the launch for heads whose steps are near the last one, and the launch for the others.
+BLOCKS_SPILL = {**dict.fromkeys(["sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942"], (0, 0)), "sm_80": (0, 8)}
 # The same in the launch that serves the rare heads which no scalings can hold.
 FAR_SPILLS = 256
 SPILLS = {"sm_75": 4}  # and in that of all others; nothing where nothing is said

@@ -64,9 +64,11 @@ def backward_passes(plan: Plan, n_iters: int) -> Iterator[tuple[str, Pass]]:
         yield "head_backward", Pass("deedd", 1, 2 * n_iters + 3, "qkvo", "qkv")
         return
     if plan.blocks is not None:
-        sweeps = "de" + n_cols * "d" + "dedd"
-        additions = 1 + odd + 3 * n_cols + 1 + n_iters
-        yield "head_backward_in_blocks", Pass(sweeps, n_cols + 2, additions, "qkvoO", "qkv")
+        # One launch, but its sweeps follow one another; what one has read is in the cache for the next.
+        yield "head_backward_in_blocks", Pass("de", 1, 1 + odd, "qkvoO", "v")
+        for _ in range(n_cols):
+            yield "head_backward_in_blocks", Pass("d", 1, 3, "", "")
+        yield "head_backward_in_blocks", Pass("dedd", 1, n_iters + 1, "", "qk")
         return
     yield "output_adjoint", Pass("", 0, 0, "oO", "")
     yield "value_step", Pass("de", 1, 1 + odd, "qko" + "v" * (n_cols > 0), "v")

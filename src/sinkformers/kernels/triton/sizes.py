@@ -181,7 +181,8 @@ def _block_tile(kind: Kind) -> Tile | None:
     rows, cols = padded_width(kind.n), padded_width(kind.m)
     if kind.bytes != 2 or kind.matrices or kind.width > 64 or max(rows, cols) > 256 or _has_few_registers(kind.gpu):
         return None
-    return Tile(min(rows, 64 if cols <= 128 else 32), cols, 8)
+    most = 32 * 256 if kind.gpu.startswith("gfx9") else 16 * 256
+    return Tile(min(rows, most // cols), cols, 8)
 
 
 def _most_scores(kind: Kind) -> Heads:
