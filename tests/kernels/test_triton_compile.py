@@ -40,8 +40,10 @@ CAUSAL_PASSES_BACK = {"output_adjoint", "sums_adjoint", "causal_row_adjoint", "c
 # What a GPU grants one program of shared memory, and its registers: of 32 bits, per multiprocessor.
 SHARED = {"sm_75": 64, "sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 SHARED |= {"gfx90a": 64, "gfx942": 64, "gfx1100": 64}
-# Bytes that a thread may spill in passes: none on the GPU for which their tiles were chosen.
-PASSES_SPILL = {**dict.fromkeys(SHARED, 512), "sm_80": 0}
+# Bytes that a thread spills at most, as the compilers of Triton 3.9 report them; none where nothing is said.
+PASSES_SPILL = {"sm_100": 24, "gfx1100": 220}
+CAUSAL_SPILL = {"sm_80": 32, "sm_89": 52, "sm_90": 4, "sm_100": 28, "sm_120": 120, "gfx1100": 744}
+WIDE_SPILL = {torch.float16: 12, torch.float32: 4}
 # By the launch for heads whose steps are near the last one, and the launch for the others.
 BLOCKS_SPILL = {**dict.fromkeys(["sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942"], (0, 0)), "sm_80": (0, 8)}
 # The same in the launch that serves the rare heads which no scalings can hold.
@@ -138,7 +140,7 @@ def test_attention_in_passes(gpu, compiled):
     with compiled(gpu) as kernels:
         attend(torch.bfloat16 if gpu != "sm_75" else torch.float16)
     assert names(kernels) == PASSES | PASSES_BACK
-    check(kernels, gpu, PASSES_SPILL[gpu])
+    check(kernels, gpu, PASSES_SPILL.get(gpu, 0))
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "gfx942"])
@@ -147,7 +149,7 @@ def test_a_row_and_a_column_step_in_one_pass(gpu, compiled):
         attend(torch.float16, n=197, m=197, form="pair", ways=["forward"])
     found = [kernel.name for kernel in kernels]
     assert found == ["row_and_column_step", "add_up_columns", "row_and_column_step", "last_step"]
-    check(kernels, gpu, PASSES_SPILL[gpu])
+    check(kernels, gpu)
 
 
 @pytest.mark.parametrize("gpu", BLOCKS_SPILL)
@@ -177,7 +179,7 @@ def test_attention_with_every_option(form, dtype, compiled):
 def test_wide_heads_fit(dtype, compiled):
     with compiled("sm_80") as kernels:
         attend(dtype, width=256, n_iters=1)
-    check(kernels, "sm_80", 512)
+    check(kernels, "sm_80", WIDE_SPILL[dtype])
     assert max(kernel.shared for kernel in kernels) <= 99 * 1024  # on the small GPUs of a generation too
 
 
@@ -195,7 +197,7 @@ def test_causal_attention(gpu, compiled):
     with compiled(gpu) as kernels:
         attend_causally(torch.float16, n_iters=3)
     assert names(kernels) == CAUSAL_PASSES | CAUSAL_PASSES_BACK
-    check(kernels, gpu, PASSES_SPILL[gpu] or 32)  # eight registers of `causal_query_step`
+    check(kernels, gpu, CAUSAL_SPILL.get(gpu, 0))
 
 
 @pytest.mark.parametrize(("dtype", "n_iters"), [(torch.float16, 3), (torch.float32, 1)])
