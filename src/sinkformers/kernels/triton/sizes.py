@@ -150,7 +150,7 @@ def causal_tile(gpu: str, size: int, width: int, matrices: bool) -> Tile:
     """The tile of all passes of causal attention; its rows do not depend on the GPU, since of each block of them a
     vector is saved."""
     large, small = pass_tiles("", size, width)
-    narrow = matrices or _has_few_registers(gpu)
+    narrow = size == 2 and (matrices or _has_few_registers(gpu))  # whose blocks have twice the rows
     warps = {"gfx9": 4, "gfx1": 16}.get(gpu[:4], 8)  # on gfx9 four share all registers
     return small._replace(rows=large.rows, cols=min(small.cols, 16 if narrow else 32), warps=warps)
 
