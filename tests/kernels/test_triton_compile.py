@@ -188,7 +188,7 @@ def test_causal_attention_with_every_option(gpu, dtype, compiled):
     with compiled(gpu) as kernels:
         attend_causally(dtype, full=True)
     assert names(kernels) == CAUSAL_PASSES | CAUSAL_PASSES_BACK
-    check(kernels, gpu, 512)
+    check(kernels, gpu, {"sm_80": 16, "sm_90": 40}[gpu])
     assert tensor_cores(kernels, "causal_query_step", "causal_key_step") == (dtype != torch.float32)
 
 
