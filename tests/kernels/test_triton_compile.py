@@ -204,7 +204,7 @@ def test_causal_attention(gpu, compiled):
 def test_wide_causal_heads_fit(dtype, n_iters, compiled):
     with compiled("sm_90") as kernels:
         attend_causally(dtype, 256, n_iters)
-    check(kernels, "sm_90", 512)
+    check(kernels, "sm_90", {torch.float16: 176, torch.float32: 0}[dtype])
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "gfx942"])
