@@ -40,10 +40,14 @@ CAUSAL_PASSES_BACK = {"output_adjoint", "sums_adjoint", "causal_row_adjoint", "c
 # What a GPU grants one program of shared memory, and its registers: of 32 bits, per multiprocessor.
 SHARED = {"sm_75": 64, "sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 SHARED |= {"gfx90a": 64, "gfx942": 64, "gfx1100": 64}
-# Bytes that a thread may spill in passes: none on the GPU for which their tiles were chosen.
-PASSES_SPILL = {**dict.fromkeys(SHARED, 512), "sm_80": 0}
+# Bytes that a thread spills at most, as the compilers of Triton 3.9 report them; none where nothing is said.
+PASSES_SPILL = {"sm_100": 24, "gfx1100": 220}
+CAUSAL_SPILL = {"sm_80": 32, "sm_89": 52, "sm_90": 4, "sm_100": 28, "sm_120": 120, "gfx1100": 744}
+WIDE_SPILL = {torch.float16: 12, torch.float32: 4}
+# A pair for the launch that serves heads whose steps are near the last one, and the launch for the others.
+BLOCKS_SPILL = {**dict.fromkeys(["sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942"], (0, 0)), "sm_80": (0, 8)}
 # The same in the launch that serves the rare heads which no scalings can hold.
-FAR_SPILLS = 256
+FAR_SPILLS = {"sm_80": 32, "sm_89": 192, "sm_120": 208}
 SPILLS = {"sm_75": 4}  # and in that of all others; nothing where nothing is said
 REGISTERS = {"sm_": 2**16, "gfx9": 2**17, "gfx11": 3 * 2**15}
 
@@ -106,7 +110,7 @@ def check(kernels: list[Compiled], gpu: str, spills: int = 0) -> None:
     file = next(size for name, size in REGISTERS.items() if gpu.startswith(name))
     for kernel in kernels:
         text = kernel.asm["ptx" if gpu.startswith("sm") else "amdgcn"]
-        assert re.search(rf"\.target {gpu}|amdhsa--{gpu}", text), kernel.name
+        assert re.search(rf"\.target {gpu}|amdhsa-\w*-{gpu}", text), kernel.name
         assert kernel.shared <= SHARED[gpu] * 1024, kernel[:5]
         assert kernel.registers * kernel.threads <= file, kernel[:5]
         assert kernel.spills <= spills, kernel[:5]
@@ -128,7 +132,7 @@ def test_a_head_in_one_program(gpu, compiled):
     forward, near, far = kernels
     assert names(kernels) == {"head_forward", "head_backward"}
     check([forward, near], gpu, SPILLS.get(gpu, 0))
-    check([far], gpu, FAR_SPILLS)
+    check([far], gpu, FAR_SPILLS.get(gpu, 0))
 
 
 @pytest.mark.parametrize("gpu", SHARED)
@@ -136,7 +140,7 @@ def test_attention_in_passes(gpu, compiled):
     with compiled(gpu) as kernels:
         attend(torch.bfloat16 if gpu != "sm_75" else torch.float16)
     assert names(kernels) == PASSES | PASSES_BACK
-    check(kernels, gpu, PASSES_SPILL[gpu])
+    check(kernels, gpu, PASSES_SPILL.get(gpu, 0))
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "gfx942"])
@@ -145,7 +149,17 @@ def test_a_row_and_a_column_step_in_one_pass(gpu, compiled):
         attend(torch.float16, n=197, m=197, form="pair", ways=["forward"])
     found = [kernel.name for kernel in kernels]
     assert found == ["row_and_column_step", "add_up_columns", "row_and_column_step", "last_step"]
-    check(kernels, gpu, PASSES_SPILL[gpu])
+    check(kernels, gpu)
+
+
+@pytest.mark.parametrize("gpu", BLOCKS_SPILL)
+def test_a_head_in_blocks_of_rows(gpu, compiled):
+    with compiled(gpu) as kernels:
+        attend(torch.float16, n=253, m=251, form="blocks", ways=["backward"])
+    near, far = kernels
+    assert names(kernels) == {"head_backward_in_blocks"}
+    check([near], gpu, BLOCKS_SPILL[gpu][0])
+    check([far], gpu, BLOCKS_SPILL[gpu][1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -165,7 +179,7 @@ def test_attention_with_every_option(form, dtype, compiled):
 def test_wide_heads_fit(dtype, compiled):
     with compiled("sm_80") as kernels:
         attend(dtype, width=256, n_iters=1)
-    check(kernels, "sm_80", 512)
+    check(kernels, "sm_80", WIDE_SPILL[dtype])
     assert max(kernel.shared for kernel in kernels) <= 99 * 1024  # on the small GPUs of a generation too
 
 
@@ -174,7 +188,7 @@ def test_causal_attention_with_every_option(gpu, dtype, compiled):
     with compiled(gpu) as kernels:
         attend_causally(dtype, full=True)
     assert names(kernels) == CAUSAL_PASSES | CAUSAL_PASSES_BACK
-    check(kernels, gpu, 512)
+    check(kernels, gpu, {"sm_80": 16, "sm_90": 40}[gpu])
     assert tensor_cores(kernels, "causal_query_step", "causal_key_step") == (dtype != torch.float32)
 
 
@@ -183,14 +197,14 @@ def test_causal_attention(gpu, compiled):
     with compiled(gpu) as kernels:
         attend_causally(torch.float16, n_iters=3)
     assert names(kernels) == CAUSAL_PASSES | CAUSAL_PASSES_BACK
-    check(kernels, gpu, PASSES_SPILL[gpu] or 32)  # eight registers of `causal_query_step`
+    check(kernels, gpu, CAUSAL_SPILL.get(gpu, 0))
 
 
 @pytest.mark.parametrize(("dtype", "n_iters"), [(torch.float16, 3), (torch.float32, 1)])
 def test_wide_causal_heads_fit(dtype, n_iters, compiled):
     with compiled("sm_90") as kernels:
         attend_causally(dtype, 256, n_iters)
-    check(kernels, "sm_90", 512)
+    check(kernels, "sm_90", {torch.float16: 176, torch.float32: 0}[dtype])
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "gfx942"])
@@ -210,7 +224,7 @@ if __name__ == "__main__":
         with compiling(gpu, tempfile.mkdtemp()) as kernels:
             attend(torch.float16)
             attend(torch.float16, n=128, m=128, form="head")
-            attend(torch.float16, n=256, m=256, form="pair")
+            attend(torch.float16, n=256, m=256)
             attend_causally(torch.float16)
         for kernel in kernels:
             sizes_of = f"{kernel.registers} registers, {kernel.spills} spilled, {kernel.shared} shared"

@@ -69,7 +69,7 @@ class Counter:
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 5])
-@pytest.mark.parametrize("form", ["passes", "pairs", "head"])
+@pytest.mark.parametrize("form", ["passes", "pairs", "head", "blocks"])
 def test_what_the_model_counts_is_what_the_kernels_do(form, n_iters, monkeypatch):
     monkeypatch.setattr(Case, "form", form)
     case = Case(2, n=N, m=M, d=D, e=E, n_iters=n_iters)

@@ -26,9 +26,9 @@ def bfloat16(monkeypatch):
     bfloat16_as_hardware_has_it(monkeypatch)
 
 
-@pytest.fixture(params=["passes", "head"])
+@pytest.fixture(params=["passes", "head", "blocks"])
 def form(request, monkeypatch):
-    """Passes over tiles, or a head in one program: the same results from either."""
+    """Passes over tiles, a head in one program, or that with a block of rows at a time: the same results from each."""
     monkeypatch.setattr(Case, "form", request.param)
     return request.param
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkformers.kernels.triton import backward, forward, head, pairs
+from sinkformers.kernels.triton import backward, blocks, forward, head, pairs
 from sinkformers.kernels.triton.dropout import dropout
 from sinkformers.kernels.triton.masks import Shared, prepare
 from sinkformers.kernels.triton.operands import Strided, strided
@@ -114,6 +114,8 @@ def attention_backward(
     if plan.head_gradient is not None:
         d_tau = None if call.tau is None else f.new_empty(lead)
         _head_backward(call, shared, plan.head_gradient, d_out, f, excess, (*gradients, d_tau))
+    elif plan.blocks is not None:
+        d_tau = _backward_in_blocks(call, shared, plan.blocks, d_out, out, f, excess, gradients)
     else:
         d_tau = _backward_in_passes(call, shared, plan, d_out, out, f, excess, gradients)
     return *gradients, None if d_tau is None or call.tau is None else d_tau.to(call.tau.dtype)
@@ -129,6 +131,30 @@ def _head_backward(
     steps = (shared.n_rows, shared.n_cols, call.scale, d, e)
     for serves in tile.launches():
         head.head_backward[shared.over_heads](*tokens, *known, *gradients, *steps, **serves, **_of_heads(call, tile))
+
+
+def _backward_in_blocks(
+    call: Any,
+    shared: Shared,
+    tile: Tile,
+    d_out: Tensor,
+    out: Tensor,
+    f: Tensor,
+    excess: Tensor,
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None],
+) -> Tensor | None:
+    """Write the gradients with a head in one program, a block of rows at a time, and return that of tau."""
+    (*lead, n, d), (m, e) = call.query.shape, call.value.shape[-2:]
+    df, dg = f.new_empty(*lead, shared.n_rows + 1, n), torch.empty_like(excess)
+    tokens = [strided(x, call.query.shape[:-2]) for x in (d_out, call.query, call.key, call.value, out)]
+    known = (shared.mask, n, m, f, excess, shared.tau, shared.log_rho, dropout(call.seed, call.dropout_p))
+    steps = (shared.n_rows, shared.n_cols, call.scale, d, e)
+    widths = {"D": padded_width(d), "E": padded_width(e), "LINES": padded_width(n)}
+    for near in (True, False):
+        blocks.head_backward_in_blocks[shared.over_heads](
+            *tokens, *known, df, dg, *gradients, *steps, NEAR_ONES=near, **widths, **_of_heads(call, tile)
+        )
+    return None if call.tau is None else -(dg * excess).sum((-1, -2))
 
 
 def _of_heads(call: Any, tile: Tile) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def row_adjoint(
     adjoint = -strength * pulled
     if ADD:
         adjoint += vector(df, head, n_rows, half, i, n)
+        tl.debug_barrier()  # several threads may have read an entry that one of them replaces
     tl.store(df + (head.to(tl.int64) * n_rows + half) * n + i, tl.where(row, adjoint, 0.0), mask=i < n)
 
 

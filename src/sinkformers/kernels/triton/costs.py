@@ -63,6 +63,13 @@ def backward_passes(plan: Plan, n_iters: int) -> Iterator[tuple[str, Pass]]:
     if plan.head_gradient is not None:
         yield "head_backward", Pass("deedd", 1, 2 * n_iters + 3, "qkvo", "qkv")
         return
+    if plan.blocks is not None:
+        # One launch, but its sweeps follow one another; what one has read is in the cache for the next.
+        yield "head_backward_in_blocks", Pass("de", 1, 1 + odd, "qkvoO", "v")
+        for _ in range(n_cols):
+            yield "head_backward_in_blocks", Pass("d", 1, 3, "", "")
+        yield "head_backward_in_blocks", Pass("dedd", 1, n_iters + 1, "", "qk")
+        return
     yield "output_adjoint", Pass("", 0, 0, "oO", "")
     yield "value_step", Pass("de", 1, 1 + odd, "qko" + "v" * (n_cols > 0), "v")
     for half in reversed(range(n_cols)):
@@ -167,11 +174,12 @@ def tables() -> str:
 
 def form(plan: Plan) -> str:
     """What the plan consists of, in words."""
-    if plan.head is not None:
-        return (
-            "a head in one program" if plan.head_gradient is not None else "a head in one program, backward in passes"
-        )
-    return "passes" if plan.pair is None else "two steps in a pass, backward in passes"
+    if plan.head is not None and plan.head_gradient is not None:
+        return "a head in one program"
+    if plan.head is None and plan.pair is None:
+        return "passes"
+    forward = "two steps in a pass" if plan.head is None else "a head in one program"
+    return f"{forward}, backward in " + ("passes" if plan.blocks is None else "blocks of rows")
 
 
 def _microseconds(time: float) -> str:

@@ -36,13 +36,17 @@ class Tile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a call is computed: by passes over tiles, or for short sequences with a head in one program."""
+    """How a call is computed: by passes over tiles, or for short sequences with a head in one program.
+
+    In `blocks`, that program holds a block of rows at a time, backward.
+    """
 
     sums: Tile  # of the passes that sum
     gradient: Tile  # of those that hold the gradient of the scores as well
     head: Tile | None = None  # of a head in one program, forward; None for passes
     head_gradient: Tile | None = None  # backward
     pair: Tile | None = None  # whole rows, for a row step and a column step in one pass; None for a pass each
+    blocks: Tile | None = None  # a block of rows of a head in one program, backward
 
 
 class Kind(NamedTuple):
@@ -118,24 +122,42 @@ def candidates(call: Any) -> list[Plan]:
 
 def plans(kind: Kind) -> list[Plan]:
     """All plans that the table offers for a kind of call, the default first."""
-    passes = Plan(*pass_tiles(kind.bytes, kind.width, kind.matrices))
+    passes = Plan(*pass_tiles(kind.gpu, kind.bytes, kind.width, kind.matrices))
     found = [passes]
     if (pair := _pair_tile(kind)) is not None:
         found.insert(0, passes._replace(pair=pair))
     forward, backward = _head_tiles(kind)
     if forward is not None:
         found.insert(0, passes._replace(head=forward, head_gradient=backward))
+    if backward is None and (blocks := _block_tile(kind)) is not None:
+        found.insert(0, found[0]._replace(blocks=blocks))
     return found
 
 
-def pass_tiles(size: int, width: int, matrices: bool = False) -> tuple[Tile, Tile]:
+def pass_tiles(gpu: str, size: int, width: int, matrices: bool = False) -> tuple[Tile, Tile]:
     """Tiles of the passes that sum, and smaller ones for those that hold the gradient of the scores as well."""
+    few = _has_few_registers(gpu)
     if size == 2:
-        side, stages = 64 if width <= 128 else 32, 2
+        side, stages = 64 if width <= 128 and not few else 32, 2
     else:
         side, stages = 32 if width <= 128 else 16, 1
     warps = 4 if width <= 64 and not matrices else 8
-    return Tile(side, side, warps, stages), Tile(min(side, 32), min(side, 32), 4 if width <= 64 else 8, stages)
+    small = Tile(min(side, 32), min(side, 32), 4 if width <= 64 and not few else 8, stages)
+    return Tile(side, side, warps, stages), small
+
+
+def causal_tile(gpu: str, size: int, width: int, matrices: bool) -> Tile:
+    """The tile of all passes of causal attention; its rows do not depend on the GPU, since of each block of them a
+    vector is saved."""
+    large, small = pass_tiles("", size, width)
+    narrow = size == 2 and (matrices or _has_few_registers(gpu))  # whose blocks have twice the rows
+    warps = {"gfx9": 4, "gfx1": 16}.get(gpu[:4], 8)  # on gfx9 four share all registers
+    return small._replace(rows=large.rows, cols=min(small.cols, 16 if narrow else 32), warps=warps)
+
+
+def _has_few_registers(gpu: str) -> bool:
+    """Whether the compiler spills kilobytes of tiles that fit other GPUs."""
+    return gpu == "sm_75" or gpu.startswith("gfx11")
 
 
 def _head_tiles(kind: Kind) -> tuple[Tile | None, Tile | None]:
@@ -152,6 +174,15 @@ def _pair_tile(kind: Kind) -> Tile | None:
     cols = padded_width(kind.m)
     rows = min(64, _most_scores(kind).forward // cols)
     return Tile(rows, cols, 8) if rows >= 16 else None
+
+
+def _block_tile(kind: Kind) -> Tile | None:
+    """Blocks of rows of a head in one program; None where the gradients of its keys and values are too large."""
+    rows, cols = padded_width(kind.n), padded_width(kind.m)
+    if kind.bytes != 2 or kind.matrices or kind.width > 64 or max(rows, cols) > 256 or _has_few_registers(kind.gpu):
+        return None
+    most = 32 * 256 if kind.gpu.startswith("gfx9") else 16 * 256
+    return Tile(min(rows, most // cols), cols, 8)
 
 
 def _most_scores(kind: Kind) -> Heads:

@@ -17,12 +17,12 @@ from sinkformers.kernels.triton.causal import backward, forward
 from sinkformers.kernels.triton.causal.masks import prepare_causal, received_before
 from sinkformers.kernels.triton.dropout import dropout
 from sinkformers.kernels.triton.operands import strided
-from sinkformers.kernels.triton.sizes import padded_width, pass_tiles
+from sinkformers.kernels.triton.sizes import causal_tile, current_gpu, padded_width
 
 
 def block_rows(element_size: int, d: int, e: int) -> int:
     """How many rows a block has, for tokens of so many bytes per feature; see `causal_forward`."""
-    return _tile(element_size, d, e)["ROWS"]
+    return causal_tile("", element_size, padded_width(max(d, e)), False).rows
 
 
 def causal_forward(call: Any, masked_bias: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -33,7 +33,7 @@ def causal_forward(call: Any, masked_bias: float) -> tuple[Tensor, Tensor, Tenso
     """
     query, key, value, n_iters = call.query, call.key, call.value, call.n_iters
     (*lead, n, d), (m, e) = query.shape, value.shape[-2:]
-    tile = _tile(query.element_size(), d, e)
+    tile = _tile(call)
     steps, blocks = n_iters // 2, -(-n // tile["ROWS"])
     out = query.new_empty(*lead, n, e, dtype=torch.float32)
     starts = out.new_empty(*lead, blocks, steps, m)
@@ -67,7 +67,7 @@ def causal_backward(
     query, key, value = call.query, call.key, call.value
     (*lead, n, d), (m, e) = query.shape, value.shape[-2:]
     starts = starts.contiguous()
-    tile = _tile(query.element_size(), d, e)
+    tile = _tile(call)
     shared, sums, _ = prepare_causal(call, masked_bias, starts, tile)
     steps = shared.n_cols
     rows, df = starts.new_empty(*lead, 2 * shared.n_rows + 1, n), starts.new_empty(*lead, shared.n_rows, n)
@@ -99,7 +99,10 @@ def causal_backward(
     return d_query, d_key, d_value, d_bias, d_tau
 
 
-def _tile(element_size: int, d: int, e: int) -> dict[str, Any]:
-    """One tile for all passes: rows by the large size, since of every block a vector is saved; columns by the small."""
-    large, small = pass_tiles(element_size, padded_width(max(d, e)))
-    return small._replace(rows=large.rows, warps=8).options()
+def _tile(call: Any) -> dict[str, Any]:
+    query, value = call.query, call.value
+    width, matrices = (
+        padded_width(max(query.shape[-1], value.shape[-1])),
+        call.bias is not None or call.entries is not None,
+    )
+    return causal_tile(current_gpu(), query.element_size(), width, matrices).options()
