@@ -56,7 +56,8 @@ def check(family: str) -> dict[str, Any]:
     Models of the family are tried until one is converted, or wrong.
     """
     record: dict[str, Any] = {"family": family, "verdict": NOT_BUILT}
-    problems: list[str] = []
+    problems: list[str] = []  # of models that were built
+    unbuilt: list[str] = []
     refused: list[dict[str, Any]] = []
     try:
         kinds = model_classes(family)
@@ -68,21 +69,23 @@ def check(family: str) -> dict[str, Any]:
     for kind in kinds:
         if time.process_time() > start + PATIENCE:
             break
-        result = _check_kind(kind, start + PATIENCE, problems)
+        result = _check_kind(kind, start + PATIENCE, problems, unbuilt)
         if result is not None and result["verdict"] != REFUSED:
             return record | result
         refused += [] if result is None else [result]
     if refused:
         return record | refused[0]
     if not problems:
-        return record | {"note": NO_SIZES}
+        return record | {"note": NO_SIZES, "problem": unbuilt[-1] if unbuilt else ""}
     note = IDLE_INPUTS if IDLE_INPUTS in problems else NO_INPUTS
     return record | {"note": note, "problem": problems[-1]}
 
 
-def _check_kind(kind: type[nn.Module], deadline: float, problems: list[str]) -> dict[str, Any] | None:
+def _check_kind(
+    kind: type[nn.Module], deadline: float, problems: list[str], unbuilt: list[str]
+) -> dict[str, Any] | None:
     """Return what became of the models of a class, or None if none could be built, or run what is converted."""
-    for built in small_models(kind):
+    for built in small_models(kind, unbuilt):
         if time.process_time() > deadline:
             return None
         for model in (_sharper(built), *parts(built)):
