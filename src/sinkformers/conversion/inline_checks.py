@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from types import CodeType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,9 @@ def number_of_heads(module: nn.Module) -> int | None:
 @functools.cache
 def may_be_fused(kind: type[nn.Module]) -> bool:
     """Return whether a method of a class calls attention as one function, as many do where it is available."""
-    methods = (method for base in kind.__mro__ if base.__module__.partition(".")[0] != "torch" for method in vars(base))
-    codes = [getattr(inspect.unwrap(getattr(kind, name, None)), "__code__", None) for name in set(methods)]
+    own = (base for base in kind.__mro__ if base.__module__.partition(".")[0] != "torch")
+    methods = [method for base in own for method in vars(base).values() if callable(method)]
+    codes: list[Any] = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
     for code in codes:  # which grows
         if code is not None:
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
