@@ -131,15 +131,16 @@ def _checks(model: nn.Module, inputs: dict[str, Tensor], before: list[Tensor], a
     tolerance = ROUNDING[next(model.parameters()).dtype]
     if adapters == {"softmax"}:
         _expect(_distance(outputs(model, inputs), before) == 0, "n_iters=1 is not the original")
-    softmax, columns = _watched(model, unpadded)
+    softmax, columns, padded = _watched(model, unpadded)
     set_n_iters(model, 3)
     set_tau(model, 1e-12)
-    relaxed, _ = _watched(model, unpadded)
+    relaxed = _watched(model, unpadded)[0]
     set_tau(model, 1.0)
-    sinkhorn, balanced = _watched(model, unpadded)
+    sinkhorn, balanced, _ = _watched(model, unpadded)
     sinkformer = outputs(model, inputs)
     _expect(all(each.isfinite().all() for each in sinkformer if all(x.isfinite().all() for x in before)), "not finite")
     original = _original(model, unpadded)
+    softmax, relaxed, sinkhorn, original = (_valid(each, padded) for each in (softmax, relaxed, sinkhorn, original))
     made["n_iters 1"] = _distance(softmax, original)
     _expect(made["n_iters 1"] <= tolerance, f"n_iters=1 differs by {made['n_iters 1']:.1e}")
     made["tau 0"] = _distance(relaxed, original)
@@ -153,8 +154,11 @@ def _checks(model: nn.Module, inputs: dict[str, Tensor], before: list[Tensor], a
     return made
 
 
-def _watched(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list[Tensor], float]:
-    """Return the outputs and the mean error of columns; raise if rows are wrong, or if nothing attends."""
+def _watched(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list[Tensor], float, list[Tensor]]:
+    """Return the outputs, the mean error of columns, and which tokens (batch, n) are padding, for each of the calls.
+
+    Raises if rows are wrong, or if nothing attends.
+    """
     with watch_attention(model) as watch:
         found = outputs(model, inputs)
     calls = [call for module in watch.values() for call in module.calls]
@@ -165,7 +169,20 @@ def _watched(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list[Tensor],
     _expect(bool(calls), "nothing attended by Sinkhorn")
     rows = max(call.row_error.max().item() for call in calls)
     _expect(rows <= 1e-4, f"rows sum to 1 only to {rows:.1e}")
-    return found, sum(call.column_error.mean().item() for call in calls) / len(calls)
+    padded = [~call.rows.any(1) for call in calls]
+    return found, sum(call.column_error.mean().item() for call in calls) / len(calls), padded
+
+
+def _valid(found: list[Tensor], padded: list[Tensor]) -> list[Tensor]:
+    """Return outputs with zeros for tokens (batch, n, features) that a model pads by itself, as UDOP does.
+
+    Padded queries have zeros where SoftMax gives them weights. A token that was wrongly taken for padding would be
+    missing among the keys of all others, whose outputs would differ.
+    """
+    for padding in (each for each in padded if each.any()):
+        fits = [each.dim() == 3 and each.shape[:2] == padding.shape for each in found]
+        found = [x.masked_fill(padding[..., None], 0.0) if fit else x for x, fit in zip(found, fits, strict=True)]
+    return found
 
 
 def _original(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
