@@ -1,6 +1,7 @@
 """The table of families in docs/convert.md, written from the records of the sweep."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,21 @@ def table(records: list[dict[str, Any]]) -> str:
         f"transformers {transformers.__version__}: {len(records)} of {len(families())} families were tried, "
         f"and {built} could be built.",
         f"`{COMMAND}` writes this table.",
+        *_states(records),
         "",
         "| outcome | | families |",
         "| --- | --- | --- |",
         *(f"| {row} | {len(rows[row])} | {', '.join(sorted(rows[row]))} |" for row in order),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _states(records: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for records that were made by several states of the code, as where files were joined."""
+    states = Counter(record.get("code") for record in records).most_common()
+    if len(states) < 2:
+        return []
+    return [f"{len(records) - states[0][1]} of the records are of another state of the code than the others."]
 
 
 def outcome(record: dict[str, Any]) -> str:
