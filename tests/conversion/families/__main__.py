@@ -93,6 +93,9 @@ def _child(name: str, out: Path) -> NoReturn:
         torch.set_num_threads(1)
         _write(out, check(name))
         code = 0
+    except Exception as error:  # of the sweep itself, or for want of memory
+        _write(out, {"family": name, "verdict": "not built", "note": f"{type(error).__name__} in the sweep"})
+        code = 0
     finally:
         os._exit(code)
 
@@ -101,7 +104,11 @@ def _ended(status: int) -> str:
     """Return why a process ended without a record."""
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
         return f"it took more than {SECONDS} seconds"
-    return f"its process ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "it raised"
+    return (
+        f"its process ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        if os.WIFSIGNALED(status)
+        else "its process ended"
+    )
 
 
 def _write(out: Path, record: dict[str, Any]) -> None:

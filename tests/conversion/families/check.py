@@ -318,7 +318,7 @@ def _sharper(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, _NORMS) and module.weight is not None:
             nn.init.ones_(module.weight)
-        if isinstance(module, _LINEAR):
+        if isinstance(module, _LINEAR) and module.weight.numel():
             inputs = module.weight[0].numel()
             weight = torch.randn(module.weight.shape, generator=generator) / inputs**0.5
             module.weight.data = weight.to(module.weight)
