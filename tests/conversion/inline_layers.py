@@ -192,7 +192,7 @@ class ClampedAttention(Heads):
         return weights @ value
 
 
-class ChannelAttention(Heads):
+class FeatureAttention(Heads):
     """Features attend to features, over all tokens."""
 
     def forward(self, x):
@@ -200,7 +200,7 @@ class ChannelAttention(Heads):
         return ((query @ key.mT).softmax(-1) @ value).mT
 
 
-class ChannelEinsumAttention(Heads):
+class FeatureEinsumAttention(Heads):
     def forward(self, x):
         query, key, value = self.heads(x)
         weights = torch.einsum("bhnd,bhne->bhde", query, key).softmax(dim=-1)

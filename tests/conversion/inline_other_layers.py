@@ -211,3 +211,81 @@ class AveragedAttention(Heads):
         if average:
             weights = (weights + other) / 2
         return weights @ value + other @ value
+
+
+class FusedAttention(Heads):
+    """SDPA where it is available, as in many models."""
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        if hasattr(F, "scaled_dot_product_attention"):
+            return self.fused(query, key, value)
+        return (query @ key.mT).softmax(-1) @ value
+
+    def fused(self, query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, scale=1.0)
+
+
+class NormalisedHalvesAttention(Heads):
+    """The first half of the tokens attends to the second."""
+
+    def forward(self, x):
+        one, two = F.dropout(x * 2.0, 0.0).chunk(2, 1)
+        return (self.heads(one)[0] @ self.heads(two)[1].mT).softmax(-1) @ self.heads(two)[2]
+
+
+class PairsAttention(Heads):
+    """Two texts in one tensor, of which the first attends to the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(SIZE, dtype=torch.float64)
+
+    def forward(self, x):
+        x = self.norm(x).view(x.shape[0], 2, -1, SIZE).transpose(0, 1)
+        return (self.heads(x[0])[0] @ self.heads(x[1])[1].mT).softmax(-1) @ self.heads(x[1])[2]
+
+
+class InnerFunctionAttention(Heads):
+    def forward(self, x, states):
+        query, key, value = self.heads(x)
+
+        def attend(query, key, value):
+            return (query @ key.mT).softmax(-1) @ value
+
+        return attend(query, key, value) + attend(query, *self.heads(states)[1:])
+
+
+class ChannelAttention(Heads):
+    """Named for what it does; with as many tokens as channels, nothing else tells."""
+
+    def forward(self, x):
+        query, key, value = (each.mT for each in self.heads(x))
+        return ((query @ key.mT).softmax(-1) @ value).mT
+
+
+class UnprojectedAttention(nn.Module):
+    """Attention among the channels of an image (batch, channels, pixels), or among tokens of another input."""
+
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class SpecialAttention(Heads):
+    """Another SoftMax, which gates, by its third name."""
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return ((query @ key.mT).softmax(-1) @ value) * torch.special.softmax(value, -1)
+
+
+class AmongUnnamedHeadsAttention(nn.Module):
+    """The heads of a token attend to each other, and the module does not say how many there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = (nn.Linear(SIZE, SIZE, dtype=torch.float64) for _ in range(2))
+
+    def forward(self, x):
+        query, key = (each(x).unflatten(-1, (2, -1)) for each in (self.query, self.key))
+        return (query @ key.mT).softmax(-1) @ key

@@ -261,6 +261,9 @@ def test_a_stale_or_foreign_cache_is_refused():
     cache.layers[0].keys, cache.layers[0].values = (x.repeat(2, 1, 1, 1) for x in next(iter(cache))[:2])
     with pytest.raises(ValueError, match=r"column sums of heads \(1, 4\), which a query \(2, 4, 1, 8\) does not"):
         logits(model, token.repeat(2, 1), past_key_values=cache)
+    for ids, more in ((PROMPT[1:], token.repeat(3, 1)), (PROMPT, token)):
+        with pytest.raises(ValueError, match=r"holds keys .* do not continue.*cache\.batch_repeat_interleave"):
+            logits(model, more, past_key_values=filled(model, ids))
     with pytest.raises(NotImplementedError, match="tokens cannot be removed from the cache"):
         filled(model).crop(-1)
     with pytest.raises(NotImplementedError, match="tokens cannot be removed"):

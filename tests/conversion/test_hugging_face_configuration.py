@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+import safetensors.torch
 import transformers as hf
 
 import sinkformers.hf  # noqa: F401  attn_implementation="sinkhorn"
@@ -156,9 +157,17 @@ def test_learned_tau_is_saved_and_loaded_as_a_parameter(tmp_path):
     loaded = hf.BertModel.from_pretrained(tmp_path, attn_implementation="sinkhorn", dtype=torch.float64)
     with pytest.raises(ValueError, match=r"needs parameters.*load its state_dict"):
         output("bert", loaded)
-    fresh = to_sinkformer(hf.BertModel(hf.BertConfig.from_pretrained(tmp_path)).double(), tau="learned").eval()
-    fresh.load_state_dict(model.state_dict())
-    assert_close(output("bert", fresh), output("bert", model), atol=EXACT, rtol=0)
+    for fresh in (
+        hf.BertModel(hf.BertConfig.from_pretrained(tmp_path)).double(),
+        hf.BertModel.from_pretrained(tmp_path, dtype=torch.float64),
+    ):
+        with pytest.warns(UserWarning, match=r"tau was learned.*begin at tau=0\.5.*load_state_dict"):
+            to_sinkformer(fresh.eval(), **fresh.config.sinkhorn)
+        assert not torch.allclose(output("bert", fresh), output("bert", model), atol=1e-3)
+        to_sinkformer(fresh, 5, tau="learned")  # says it once
+        set_n_iters(fresh, 3)
+        fresh.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"), strict=False)
+        assert_close(output("bert", fresh), output("bert", model), atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("stored", [5, {"iterations": 3}])

@@ -9,10 +9,10 @@ from torch.testing import assert_close
 from sinkformers import to_sinkformer, to_transformer
 from tests.conversion.inline_layers import (
     AmongHeadsAttention,
-    ChannelAttention,
-    ChannelEinsumAttention,
     ClampedAttention,
     EncoderOutputAttention,
+    FeatureAttention,
+    FeatureEinsumAttention,
     FilledAfterAttention,
     FilledOnlyAfterAttention,
     MaskedAfterAttention,
@@ -26,6 +26,7 @@ from tests.conversion.inline_layers import (
     sinkhorn_by_hand,
     tokens,
 )
+from tests.conversion.inline_other_layers import AmongUnnamedHeadsAttention
 
 
 @pytest.mark.parametrize("kind", [OptionalAttention, EncoderOutputAttention])
@@ -110,11 +111,17 @@ def test_weights_that_are_masked_before_and_after_softmax_are_sinkhorn():
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"),
-    [(ChannelAttention, "channels"), (ChannelEinsumAttention, "channels"), (AmongHeadsAttention, "heads")],
+    ("kind", "what", "n"),
+    [
+        (FeatureAttention, "channels", 7),
+        (FeatureAttention, "channels", 1),  # 8 features are not one for each of 6 heads
+        (FeatureEinsumAttention, "channels", 7),
+        (AmongHeadsAttention, "heads", 7),
+        (AmongUnnamedHeadsAttention, "heads", 7),
+    ],
 )
-def test_attention_among_channels_or_heads_stays_softmax_with_a_warning(kind, what):
-    layer, x = kind(), tokens()
+def test_attention_among_channels_or_heads_stays_softmax_with_a_warning(kind, what, n):
+    layer, x = kind(), tokens(n)
     before = layer(x)
     to_sinkformer(layer, 3)
     with pytest.warns(UserWarning, match=f"attends among {what}, and stays SoftMax there"):

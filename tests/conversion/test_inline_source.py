@@ -25,8 +25,12 @@ import torch
 from torch import nn
 
 class FileAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(5, 5)
+
     def forward(self, x):
-        return (2.0 * x @ x.mT).softmax(-1) @ x
+        return (2.0 * self.query(x) @ x.mT).softmax(-1) @ x
 """
 
 
@@ -61,7 +65,7 @@ def test_a_pickle_does_not_meet_other_code(file):
     path, module = file
     pickled = pickle.dumps(to_sinkformer(module.FileAttention()))
     assert isinstance(pickle.loads(pickled), module.FileAttention)
-    path.write_text(SOURCE.replace("2.0 * x @ x.mT", "(2.0 * x) @ (x + 1).mT + 3"))
+    path.write_text(SOURCE.replace("2.0 * self.query(x) @ x.mT", "(2.0 * self.query(x)) @ (x + 1).mT + 3"))
     importlib.invalidate_caches()
     importlib.reload(module)
     with pytest.raises(RuntimeError, match="the code of FileAttention is not the code that was converted"):

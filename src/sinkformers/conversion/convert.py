@@ -1,5 +1,6 @@
 """`to_sinkformer`, `to_transformer`, and `set_n_iters` and `set_tau`, which change the settings later."""
 
+import warnings
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from sinkformers.conversion.intercept import CALLS
 from sinkformers.conversion.kept_in_parallel import check_kept
 from sinkformers.conversion.report import REPORT, Entry, Report
 from sinkformers.conversion.settings import (
+    LEARNED,
     PARAMETER,
     SETTINGS,
     Settings,
@@ -94,7 +96,9 @@ def to_sinkformer(
     settings = check("to_sinkformer", n_iters, tau, allow_one_way_mask, causal)
     check_model("to_sinkformer", model)
     check_select("to_sinkformer", select)
-    find_converted(model)  # modules that attend by Sinkhorn already become converted ones
+    found = find_converted(model)  # modules that attend by Sinkhorn already become converted ones
+    if settings.tau == LEARNED and not found:
+        _warn_of_lost_tau(model)
     findings = survey(model, adapter, select, causal)
     chosen = [each for each in findings if each.verdict == CONVERT and matches(select, each.place)]
     if not chosen:
@@ -106,6 +110,19 @@ def to_sinkformer(
     model.__dict__[REPORT] = Report([_entry(each) for each in findings])
     _finish(model)
     return model
+
+
+def _warn_of_lost_tau(model: nn.Module) -> None:
+    """Warn if a saved configuration says that tau was learned: transformers leaves out parameters it does not know."""
+    stored = getattr(getattr(model, "config", None), "sinkhorn", None)
+    each = [stored, *stored.get("modules", {}).values()] if isinstance(stored, dict) else []
+    if any(settings.get("tau") == LEARNED for settings in each):
+        warnings.warn(
+            "to_sinkformer: the configuration of this model says that tau was learned. Its parameters sinkhorn_tau are "
+            "added only now, so from_pretrained left their values out, and they begin at tau=0.5. Load them: "
+            "model.load_state_dict(saved, strict=False), where `saved` is the state_dict in the saved file.",
+            stacklevel=3,
+        )
 
 
 def to_transformer(model: Model) -> Model:

@@ -45,6 +45,7 @@ class CarriesSums(CacheLayerMixin):
                 "module that is not converted, so the column sums would lack its queries. Begin with a new cache."
             )
         self.is_announced = False
+        _check_batch(self, args[0] if args else kwargs["key_states"])
         return super().update(*args, **kwargs)  # pyright: ignore[reportAbstractUsage]
 
     def counted(self, queries: int, *, has_graph: bool) -> None:
@@ -186,6 +187,16 @@ def _check_settings(name: str, layer: CarriesSums, settings: Settings) -> None:
         raise ValueError(
             f"sinkformers: the cache of {name} was filled with {layer.settings}, and the module has {settings} now. "
             "Begin with a new cache."
+        )
+
+
+def _check_batch(layer: CarriesSums, key: Tensor) -> None:
+    """Raise if keys (batch, heads, n, d) do not continue those of a layer."""
+    held = None if layer.keys is None or not layer.keys.numel() else layer.keys.shape
+    if held is not None and (held[:-2] != key.shape[:-2] or held[-1] != key.shape[-1]):
+        raise ValueError(
+            f"sinkformers: the cache holds keys {tuple(held)}, which keys {tuple(key.shape)} do not continue. Begin "
+            "with a new cache for another batch or model, or repeat a prompt with cache.batch_repeat_interleave."
         )
 
 

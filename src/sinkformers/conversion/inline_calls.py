@@ -12,7 +12,7 @@ from sinkformers.conversion.inline_source import Method, method
 
 _DROPOUT = (F.dropout, torch.dropout)
 _MATMUL = (torch.matmul, torch.bmm)
-_SOFTMAX = (F.softmax, torch.softmax)
+_SOFTMAX = (F.softmax, torch.softmax, torch.special.softmax)
 
 
 class Site(NamedTuple):

@@ -30,6 +30,7 @@ _SEQUENCES = ("list", "tuple", "iter", "map", "reversed")
 _SHAPES = ("shape", "dtype", "device", "ndim", "size", "dim")
 _KEEP = ("to", "type", "type_as", "float", "half", "double", "contiguous", "clone")
 _VIEW = ("view", "reshape", "view_as", "reshape_as", "unsqueeze", "squeeze", "flatten", "unflatten")
+_TURN = ("transpose", "permute", "swapaxes", "movedim", "rearrange")
 _SWAPS = ({(-1, -2), (-2, -1)}, {(0, 2, 1)})
 
 
@@ -50,6 +51,13 @@ def findings(module: nn.Module) -> Findings | None:
     return found
 
 
+def _in_functions(tree: ast.FunctionDef) -> list[ast.AST]:
+    """Return the nodes inside of functions in a method."""
+    functions = [node for node in ast.walk(tree) if node is not tree]
+    functions = [node for node in functions if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+    return [node for function in functions for node in ast.walk(function)]
+
+
 class _Flow:
     """The flow of data through one method, whose arguments have these values."""
 
@@ -67,6 +75,7 @@ class _Flow:
         self.callers = (*callers, method.tree.name)
         self.sites = {(method.tree.name, number): site for number, site in enumerate(softmax_calls(module, method))}
         found.sites |= self.sites
+        found.inside |= {key for key, site in self.sites.items() if site.call in _in_functions(method.tree)}
         self.returns = Value()
         self.seen: dict[int, Value] = {}  # what is known of the expressions of the current statement
         self._block(method.tree.body)
@@ -162,14 +171,26 @@ class _Flow:
         return is_method or (function is torch.masked_fill and len(node.args) == 3)
 
     def _keeps_parts(self, node: ast.expr) -> bool:
-        """Return whether an expression splits an argument, or does the same with each of its parts."""
+        """Return whether an expression splits, views or normalises an argument, or does so with each of its parts."""
+        if isinstance(node, ast.BinOp):
+            return not isinstance(node.op, ast.MatMult)
         if isinstance(node, ast.GeneratorExp | ast.ListComp):
             return any(self._value(each.iter).bare for each in node.generators)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SPLITS:
             return any(self._value(each).bare for each in (node.func.value, *node.args))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SEQUENCES:
             return any(self._value(each).bare for each in node.args)
-        return False
+        return isinstance(node, ast.Call) and self._keeps_tokens(node)
+
+    def _keeps_tokens(self, node: ast.Call) -> bool:
+        """Return whether a call returns its argument in another shape, or each of its tokens normalised."""
+        target, function = node.func, resolve(node.func, self.module, self.method)
+        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        if name in (*_KEEP, *_VIEW, *_TURN):
+            owner = target.value if isinstance(target, ast.Attribute) and function is None else None
+            return any(self._value(each).bare for each in ([*node.args[:1]] if owner is None else [owner]))
+        norm = isinstance(function, nn.Module) and "Norm" in type(function).__name__
+        return (norm or keeps_weights(function)) and any(self._value(each).bare for each in node.args[:1])
 
     def _known(self, node: ast.expr) -> Value:
         for key, site in self.sites.items():

@@ -26,7 +26,13 @@ from sinkformers.conversion.adapter import (
     set_on_instance,
 )
 from sinkformers.conversion.attend import WARNED, normalise, refuse_unknown_cache
-from sinkformers.conversion.inline_checks import among_features, changed, number_of_heads
+from sinkformers.conversion.inline_checks import (
+    among_features,
+    changed,
+    has_projections,
+    may_be_fused,
+    number_of_heads,
+)
 from sinkformers.conversion.inline_flow import ANY, findings
 from sinkformers.conversion.inline_masks import allowed_entries, without_self_padding
 from sinkformers.conversion.inline_rewrite import Plan, changes, digest, rewritten
@@ -42,10 +48,15 @@ ANOTHER = "it has another SoftMax, which is not multiplied with values: this is 
 NOT_SELF = "its queries and keys come from different inputs"
 LOOP = "its SoftMax is inside of a loop, which may apply it to its own weights"
 IN_PLACE = "it changes the weights of its SoftMax in place"
+FUNCTION = "its SoftMax is inside of a function in its method, which may be called with other queries and keys"
+FUSED = "it may attend by a fused function, such as SDPA, instead of by its SoftMax"
+CHANNELS = "it attends among channels, by its name"
+NO_PROJECTIONS = "it has no projections, so that it is not known which axis of its input holds tokens"
 ALTERED = "it joins the weights of several SoftMax before it uses them"
 UNCOUNTED = f"{CROSS}, and its own code does not tell how many came before"
 REDUCED = "it has unequally many queries and keys: the tokens are reduced first"
 BLOCKS = "it attends between blocks of tokens, each query to its own set of keys: its scores are not square"
+_CHANNELS = re.compile(r"channel|XCA|cross_?covariance", re.IGNORECASE)
 _RATIO = re.compile(r"(^|_)(sr|reduction)_ratio|(^|_)stride")
 _REDUCED_NAMES = re.compile(r"subsampl|downsampl", re.IGNORECASE)
 _TOKENS = "_sinkhorn_tokens"  # the number of tokens of the last call that was replaced, or None
@@ -78,6 +89,12 @@ def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
         return ANOTHER, None
     if found.looped.intersection(proven):
         return LOOP, None
+    if found.inside.intersection(proven):
+        return FUNCTION, None
+    if may_be_fused(type(module)):
+        return FUSED, None
+    if not has_projections(module):
+        return NO_PROJECTIONS, None
     if found.changed.intersection(proven):
         return IN_PLACE, None
     if any(found.alterations[number].inner is None for number in found.altered):
@@ -114,6 +131,8 @@ def _stays(place: Place) -> str | None:
         return CAUSAL
     if _reduces(module):
         return REDUCED
+    if _CHANNELS.search(type(module).__name__):
+        return CHANNELS
     if any("block" in name for name in names_used(type(module))):
         return BLOCKS
     return POOLING if is_pooling(place) else None

@@ -78,6 +78,7 @@ class Findings:
         self.scores: dict[Key, Value] = {}
         self.proven: set[Key] = set()  # sites whose weights are multiplied with values
         self.looped: set[Key] = set()  # sites inside of loops, which may be given their own weights
+        self.inside: set[Key] = set()  # sites inside of functions in a method, whose arguments are not followed
         self.changed: set[Key] = set()  # sites whose weights are changed in place
         self.operands: list[tuple[str, ast.expr]] = []  # viewed weights in such products: checked when they run
         self.alterations: list[Node] = []  # expressions that change weights, such as masks; `inner` are the weights

@@ -2,26 +2,34 @@
 
     python -m tests.conversion.families --out build/families.jsonl --table docs/convert.md
 
-Every family runs in a process of its own. Families that the file has already are not run again.
+Every family runs in a process of its own, with limits of time and memory. Families that the file has already, by the
+code as it is now, are not run again.
 """
 
 import argparse
+import functools
+import hashlib
 import json
 import os
+import resource
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
 
+import sinkformers
+from tests.conversion import families as here
 from tests.conversion.families.check import check
 from tests.conversion.families.configurations import families
 from tests.conversion.families.table import write_table
 
-TIMEOUT = 300
+SECONDS = 90  # of the processor, for a family
+MEMORY = 8 << 30  # bytes that a family may have more than this process
 
 
 def main() -> None:
@@ -29,7 +37,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/families.jsonl"), help="one line per family")
     parser.add_argument("--table", type=Path, help="a page whose table is to be written")
     parser.add_argument("--again", action="store_true", help="run families again that are wrong or were not built")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("only", nargs="*", help="names of families; all by default")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +44,7 @@ def main() -> None:
     known = {
         name for name, record in records.items() if not options.again or record["verdict"] in ("converted", "refused")
     }
-    _run([name for name in options.only or families() if name in options.only or name not in known], options)
+    _run([name for name in options.only or families() if name in options.only or name not in known], options.out)
     records = _read(options.out)
     if options.table is not None:
         write_table(options.table, list(records.values()))
@@ -46,52 +53,67 @@ def main() -> None:
             print(f"wrong: {record['family']}: {record['note']}", file=sys.stderr)
 
 
+@functools.cache
+def _code() -> str:
+    """Return a digest of the code that makes the records: that of the library and of the sweep."""
+    folders = (Path(sinkformers.__path__[0]), Path(here.__path__[0]))
+    files = sorted(file for folder in folders for file in folder.rglob("*.py") if file.name != "table.py")
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the last record of every family."""
+    """Return the last record of every family that was made by the code as it is now."""
     lines = path.read_text().splitlines() if path.exists() else []
-    records = {record["family"]: record for record in map(json.loads, lines)}
+    records = {record["family"]: record for record in map(json.loads, lines) if record.get("code") == _code()}
     return dict(sorted(records.items()))
 
 
-def _run(names: list[str], options: argparse.Namespace) -> None:
-    running: dict[int, str] = {}
-    for name in names:
-        if len(running) >= options.jobs:
-            _wait(running, options.out)
-        running[_start(name, options.out)] = name
-    while running:
-        _wait(running, options.out)
+def _run(names: list[str], out: Path) -> None:
+    for number, name in enumerate(names, 1):
+        start = time.monotonic()
+        process = os.fork()  # a copy of this one, which has imported everything
+        if not process:
+            _child(name, out)
+        _, status, used = os.wait4(process, 0)
+        if status:
+            _write(out, {"family": name, "verdict": "not built", "note": _ended(status)})
+        times = f"{used.ru_utime + used.ru_stime:.1f} s of the processor, {time.monotonic() - start:.1f} s"
+        print(f"{number} of {len(names)}: {name}, {times}, {used.ru_maxrss >> 10} MiB", flush=True)
 
 
-def _start(name: str, out: Path) -> int:
-    """Return the process that checks a family, a copy of this one, which has imported everything."""
-    process = os.fork()
-    if process:
-        return process
-    signal.alarm(TIMEOUT)
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
+def _child(name: str, out: Path) -> NoReturn:
+    """Check a family, and end the process."""
     code = 1
     try:
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+        warnings.simplefilter("ignore")
+        transformers.logging.set_verbosity_error()
+        torch.set_num_threads(1)
         _write(out, check(name))
+        code = 0
+    except Exception as error:  # of the sweep itself, or for want of memory
+        _write(out, {"family": name, "verdict": "not built", "note": f"{type(error).__name__} in the sweep"})
         code = 0
     finally:
         os._exit(code)
 
 
-def _wait(running: dict[int, str], out: Path) -> None:
-    process, status = os.wait()
-    name = running.pop(process)
-    if status:
-        reason = "timeout" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM else "crashed"
-        _write(out, {"family": name, "verdict": "not built", "note": reason})
-    print(name, flush=True)
+def _ended(status: int) -> str:
+    """Return why a process ended without a record."""
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return f"it took more than {SECONDS} seconds"
+    return (
+        f"its process ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        if os.WIFSIGNALED(status)
+        else "its process ended"
+    )
 
 
 def _write(out: Path, record: dict[str, Any]) -> None:
     with out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps(record | {"code": _code()}) + "\n")
 
 
 if __name__ == "__main__":

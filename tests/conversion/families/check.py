@@ -1,6 +1,7 @@
 """Convert one family of transformers, and check what came of it."""
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,15 +15,22 @@ from sinkformers.conversion.survey import survey
 from tests.conversion.families.configurations import model_classes, small_models
 from tests.conversion.families.examples import SHORTER, candidates, parts
 
-PATIENCE = 30.0  # seconds of its process in which a model of the family must be found that runs
+PATIENCE = 5.0  # seconds of its process in which a model of the family must be found that runs
 IDLE = 2  # inputs of a class that do not run what was converted; then the next class is tried
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4}  # of a few layers; many models compute SoftMax in float32
 
+_DTYPES = re.compile(r"dtype|Float|Double|float|double")
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 CONVERTED, REFUSED, NOT_BUILT, WRONG = "converted", "refused", "not built", "wrong"
 
+# Why a family was not built; `problem` says what was raised.
+NO_MODEL = "it has no model of its own: a tokeniser, or the models of another family"
+NO_LIBRARY = "it needs another library"
+NO_SIZES = "no small configuration was found"
+NO_INPUTS = "no inputs were found that a small model accepts"
+IDLE_INPUTS = "no inputs were found that run the modules that are converted"
 
 # Errors that refuse a call of a converted model, and the reasons they give.
 AT_THE_CALL = {
@@ -48,26 +56,38 @@ def check(family: str) -> dict[str, Any]:
     Models of the family are tried until one is converted, or wrong.
     """
     record: dict[str, Any] = {"family": family, "verdict": NOT_BUILT}
-    problems: list[str] = []
+    problems: list[str] = []  # of models that were built
+    unbuilt: list[str] = []
     refused: list[dict[str, Any]] = []
     try:
         kinds = model_classes(family)
     except ImportError as error:
-        return record | {"note": str(error)}
+        return record | {"note": NO_LIBRARY, "problem": str(error)}
+    if not kinds:
+        return record | {"note": NO_MODEL}
     start = time.process_time()
     for kind in kinds:
-        result = _check_kind(kind, start + PATIENCE, problems)
+        if time.process_time() > start + PATIENCE:
+            break
+        result = _check_kind(kind, start + PATIENCE, problems, unbuilt)
         if result is not None and result["verdict"] != REFUSED:
             return record | result
         refused += [] if result is None else [result]
     if refused:
         return record | refused[0]
-    return record | {"note": problems[0] if problems else "no model of the family could be built"}
+    if not problems:
+        return record | {"note": NO_SIZES, "problem": unbuilt[-1] if unbuilt else ""}
+    note = IDLE_INPUTS if IDLE_INPUTS in problems else NO_INPUTS
+    return record | {"note": note, "problem": problems[-1]}
 
 
-def _check_kind(kind: type[nn.Module], deadline: float, problems: list[str]) -> dict[str, Any] | None:
+def _check_kind(
+    kind: type[nn.Module], deadline: float, problems: list[str], unbuilt: list[str]
+) -> dict[str, Any] | None:
     """Return what became of the models of a class, or None if none could be built, or run what is converted."""
-    for built in small_models(kind):
+    for built in small_models(kind, unbuilt):
+        if time.process_time() > deadline:
+            return None
         for model in (_sharper(built), *parts(built)):
             for tries, inputs in enumerate(_accepted(model, built.config, deadline, problems), 1):
                 shapes = {name: list(value.shape) for name, value in inputs.items()}
@@ -96,7 +116,7 @@ def _judge(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Any]:
         return {"verdict": CONVERTED, **result, "checks": _checks(model, inputs, before, set(adapters))}
     except NotRunError:
         to_transformer(model)
-        return {"verdict": NOT_BUILT, "note": "no inputs were found that run the modules that are converted"}
+        return {"verdict": NOT_BUILT, "note": IDLE_INPUTS}
     except Exception as error:
         reason = next((reason for sign, reason in AT_THE_CALL.items() if sign in str(error)), None)
         if reason is not None:
@@ -111,15 +131,16 @@ def _checks(model: nn.Module, inputs: dict[str, Tensor], before: list[Tensor], a
     tolerance = ROUNDING[next(model.parameters()).dtype]
     if adapters == {"softmax"}:
         _expect(_distance(outputs(model, inputs), before) == 0, "n_iters=1 is not the original")
-    softmax, columns = _watched(model, unpadded)
+    softmax, columns, padded = _watched(model, unpadded)
     set_n_iters(model, 3)
     set_tau(model, 1e-12)
-    relaxed, _ = _watched(model, unpadded)
+    relaxed = _watched(model, unpadded)[0]
     set_tau(model, 1.0)
-    sinkhorn, balanced = _watched(model, unpadded)
+    sinkhorn, balanced, _ = _watched(model, unpadded)
     sinkformer = outputs(model, inputs)
     _expect(all(each.isfinite().all() for each in sinkformer if all(x.isfinite().all() for x in before)), "not finite")
     original = _original(model, unpadded)
+    softmax, relaxed, sinkhorn, original = (_valid(each, padded) for each in (softmax, relaxed, sinkhorn, original))
     made["n_iters 1"] = _distance(softmax, original)
     _expect(made["n_iters 1"] <= tolerance, f"n_iters=1 differs by {made['n_iters 1']:.1e}")
     made["tau 0"] = _distance(relaxed, original)
@@ -133,8 +154,11 @@ def _checks(model: nn.Module, inputs: dict[str, Tensor], before: list[Tensor], a
     return made
 
 
-def _watched(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list[Tensor], float]:
-    """Return the outputs and the mean error of columns; raise if rows are wrong, or if nothing attends."""
+def _watched(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list[Tensor], float, list[Tensor]]:
+    """Return the outputs, the mean error of columns, and which tokens (batch, n) are padding, for each of the calls.
+
+    Raises if rows are wrong, or if nothing attends.
+    """
     with watch_attention(model) as watch:
         found = outputs(model, inputs)
     calls = [call for module in watch.values() for call in module.calls]
@@ -145,7 +169,20 @@ def _watched(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[list[Tensor],
     _expect(bool(calls), "nothing attended by Sinkhorn")
     rows = max(call.row_error.max().item() for call in calls)
     _expect(rows <= 1e-4, f"rows sum to 1 only to {rows:.1e}")
-    return found, sum(call.column_error.mean().item() for call in calls) / len(calls)
+    padded = [~call.rows.any(1) for call in calls]
+    return found, sum(call.column_error.mean().item() for call in calls) / len(calls), padded
+
+
+def _valid(found: list[Tensor], padded: list[Tensor]) -> list[Tensor]:
+    """Return outputs with zeros for tokens (batch, n, features) that a model pads by itself, as UDOP does.
+
+    Padded queries have zeros where SoftMax gives them weights. A token that was wrongly taken for padding would be
+    missing among the keys of all others, whose outputs would differ.
+    """
+    for padding in (each for each in padded if each.any()):
+        fits = [each.dim() == 3 and each.shape[:2] == padding.shape for each in found]
+        found = [x.masked_fill(padding[..., None], 0.0) if fit else x for x, fit in zip(found, fits, strict=True)]
+    return found
 
 
 def _original(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -234,10 +271,17 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 def _accepted(model: nn.Module, config: Any, deadline: float, problems: list[str]) -> Iterator[dict[str, Tensor]]:
     """Yield inputs that a model accepts, in float64 if it can."""
+    again = set[Any]()  # inputs that may do in float32
     for dtype in (torch.float64, torch.float32):
+        tried = set[Any]()
         for inputs in candidates(model.to(dtype), config, dtype):
             if time.process_time() > deadline:
                 return
+            kind = tuple((name, tuple(value.shape)) for name, value in inputs.items())
+            if kind in tried or (dtype == torch.float32 and kind not in again):
+                continue
+            tried.add(kind)
+            again.add(kind)
             try:
                 found = outputs(model, inputs)
                 if not found or any(each.isnan().any() for each in found):
@@ -246,7 +290,10 @@ def _accepted(model: nn.Module, config: Any, deadline: float, problems: list[str
                     continue
             except Exception as error:
                 problems.append(f"{type(model).__name__}: {type(error).__name__}: {error}"[:200])
+                if not _DTYPES.search(str(error)):
+                    again.discard(kind)
                 continue
+            again.discard(kind)
             yield inputs
 
 
@@ -271,7 +318,7 @@ def _sharper(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, _NORMS) and module.weight is not None:
             nn.init.ones_(module.weight)
-        if isinstance(module, _LINEAR):
+        if isinstance(module, _LINEAR) and module.weight.numel():
             inputs = module.weight[0].numel()
             weight = torch.randn(module.weight.shape, generator=generator) / inputs**0.5
             module.weight.data = weight.to(module.weight)

@@ -63,17 +63,19 @@ def model_classes(family: str) -> list[type[PreTrainedModel]]:
     )
 
 
-def small_models(kind: type[PreTrainedModel]) -> Iterator[PreTrainedModel]:
-    """Yield models of a class, each by another way of shrinking; those that cannot be built are left out."""
+def small_models(kind: type[PreTrainedModel], problems: list[str]) -> Iterator[PreTrainedModel]:
+    """Yield models of a class, each by another way of shrinking; those that cannot be built become problems."""
     for widths in ("fixed", "divided", "images", "kept"):
         for parts in ("objects", "dictionaries"):
             try:
                 config = kind.config_class(**_smaller(kind.config_class(), widths, parts, {}))
                 if _size(kind, config) > LARGEST:
+                    problems.append(f"{kind.__name__}: more than {LARGEST:,} parameters"[:200])
                     continue
                 torch.manual_seed(0)
                 model = kind(config)
-            except Exception:  # what a class does not accept is not known before
+            except Exception as error:  # what a class does not accept is not known before
+                problems.append(f"{kind.__name__}: {type(error).__name__}: {error}"[:200])
                 continue
             if sum(parameter.numel() for parameter in model.parameters()) <= LARGEST:
                 yield model.eval()

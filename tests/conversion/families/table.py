@@ -1,6 +1,7 @@
 """The table of families in docs/convert.md, written from the records of the sweep."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +19,36 @@ def write_table(page: Path, records: list[dict[str, Any]]) -> None:
     """Write the table between its markers on a page."""
     text = page.read_text()
     before, rest = text.split(BEGIN)
-    inside, after = rest.split(END)
-    page.write_text(f"{before}{BEGIN}\n\n{table(records, _rows(inside))}\n{END}{after}")
+    after = rest.split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n\n{table(records)}\n{END}{after}")
 
 
-def _rows(table: str) -> dict[str, list[str]]:
-    """Return the families of a table by outcome."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
-    return {row: names.split(", ") for row, count, names in rows if count.isdigit()}
-
-
-def table(records: list[dict[str, Any]], already: dict[str, list[str]]) -> str:
-    """Return the table. Families without a record keep the row that they have already."""
+def table(records: list[dict[str, Any]]) -> str:
+    """Return the table."""
     rows: dict[str, list[str]] = {}
     for record in records:
         rows.setdefault(outcome(record), []).append(record["family"])
-    known = {record["family"] for record in records} | (set().union(*already.values()) - set(families()))
-    for row, names in already.items():
-        rows.setdefault(row, []).extend(name for name in names if name not in known)
-    rows = {row: names for row, names in rows.items() if names}
-    built = sum(len(names) for row, names in rows.items() if row != "could not be built here")
+    built = sum(record["verdict"] != "not built" for record in records)
     order = sorted(rows, key=lambda row: (_rank(row), -len(rows[row])))
-    tried = sum(map(len, rows.values()))
     lines = [
-        f"transformers {transformers.__version__}: {tried} of {len(families())} families were tried, "
+        f"transformers {transformers.__version__}: {len(records)} of {len(families())} families were tried, "
         f"and {built} could be built.",
         f"`{COMMAND}` writes this table.",
+        *_states(records),
         "",
         "| outcome | | families |",
         "| --- | --- | --- |",
         *(f"| {row} | {len(rows[row])} | {', '.join(sorted(rows[row]))} |" for row in order),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _states(records: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for records that were made by several states of the code, as where files were joined."""
+    states = Counter(record.get("code") for record in records).most_common()
+    if len(states) < 2:
+        return []
+    return [f"{len(records) - states[0][1]} of the records are of another state of the code than the others."]
 
 
 def outcome(record: dict[str, Any]) -> str:
@@ -64,7 +63,7 @@ def outcome(record: dict[str, Any]) -> str:
     if record["verdict"] == "wrong":
         return f"wrong: {record['note']}"
     if record["verdict"] != "refused":
-        return "could not be built here"
+        return f"could not be built here: {record['note']}"
     reasons = [reason for reason in record["kept"] if not _CAUSAL.search(reason)]
     if not record["kept"]:
         return "no attention"
