@@ -73,10 +73,11 @@ def sinkhorn_attention_forward(
             "out with `select`."
         )
     _refuse_features(module, settings, kwargs)
-    has_numbers = isinstance(attention_mask, Tensor) and attention_mask.is_floating_point()
-    all_visible = has_numbers and hides_nothing(attention_mask, MASKED)
-    if has_numbers and not all_visible and not is_softmax(settings):
-        attention_mask = attention_mask.masked_fill(attention_mask <= MASKED, -math.inf)  # MarkupLM masks by −10,000
+    all_visible = False
+    if isinstance(attention_mask, Tensor) and attention_mask.is_floating_point():
+        all_visible = hides_nothing(attention_mask, MASKED)
+        if not all_visible and not is_softmax(settings):  # MarkupLM masks by −10,000
+            attention_mask = attention_mask.masked_fill(attention_mask <= MASKED, -math.inf)
     options: dict[str, Any]
     if settings.causal is None:
         _refuse_unsaid_triangle(module, attention_mask, query.shape[-2])
