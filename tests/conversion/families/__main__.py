@@ -56,8 +56,9 @@ def main() -> None:
 @functools.cache
 def _code() -> str:
     """Return a digest of the code that makes the records: that of the library and of the sweep."""
-    folders = (Path(sinkformers.__path__[0]), Path(here.__path__[0]))
+    folders = map(Path, (*sinkformers.__path__, *here.__path__))  # an editable installation has two of the former
     files = sorted(file for folder in folders for file in folder.rglob("*.py") if file.name != "table.py")
+    assert any(file.name == "sinkhorn.py" for file in files), "the code of the library was not found"
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
