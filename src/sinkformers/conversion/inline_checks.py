@@ -28,7 +28,7 @@ def number_of_heads(module: nn.Module) -> int | None:
 @functools.cache
 def may_be_fused(kind: type[nn.Module]) -> bool:
     """Return whether a method of a class calls attention as one function, as many do where it is available."""
-    own = (base for base in kind.__mro__ if base.__module__.partition(".")[0] != "torch")
+    own = (base for base in kind.__mro__ if not f"{base.__module__}.".startswith("torch."))
     methods = [method for base in own for method in vars(base).values() if callable(method)]
     codes: list[Any] = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
     for code in codes:  # which grows
