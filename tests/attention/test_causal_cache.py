@@ -213,3 +213,12 @@ def test_reordering_takes_what_masks_made_of_each_sample_along():
     cache.reorder(index)
     assert cache[0].expected.equal(before[index])
     assert not before[index].equal(before)
+
+
+@pytest.mark.parametrize("n_iters", [1, 3])
+def test_softmax_by_tau_goes_on_after_empty_chunks(n_iters):
+    query, key, value = torch.randn(2, 5, 4), torch.randn(2, 7, 4), torch.randn(2, 7, 3)
+    layer, options = SinkhornCache().cross(0), {"n_iters": n_iters, "tau": 0.0, "causal": "streaming"}
+    chunks = [query[:, start:stop] for start, stop in ((0, 0), (0, 3), (3, 3), (3, 5), (5, 5))]
+    out = torch.cat([sinkhorn_attention(chunk, key, value, cache=layer, **options) for chunk in chunks], -2)
+    assert_close(out, torch.nn.functional.scaled_dot_product_attention(query, key, value))

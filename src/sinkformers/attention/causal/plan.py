@@ -73,13 +73,16 @@ def plan_causal(
     if query.shape[-1] == 0:  # a feature that is zero gives the same scores
         query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
     empty = 0 in query.shape or 0 in value.shape
-    if is_softmax(n_iters, settings.tau) and settings.backend == "auto" and not empty:
+    softmax = is_softmax(n_iters, settings.tau) and settings.backend == "auto"
+    if softmax and not empty:
         if is_causal and n != m:
             is_causal = False
             if n > 1:  # a single query, the last, sees all keys
                 masks = masks.with_entries(with_rank(_triangle(query, m), query.dim()))
         options = (settings.dropout_p, is_causal, settings.scale, settings.enable_gqa, settings.l2)
         return Plan("sdpa", _softmax, (cache, kept, query, key, value, masks, *options))
+    if softmax:  # an empty chunk of it has no column sums either
+        n_iters = 1
     query, key, value = repeat_groups(query, key, value, settings.enable_gqa)
     by_head = relaxation_tensor(settings.tau, query)
     if causal == "prefix":
