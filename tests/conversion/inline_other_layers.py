@@ -226,6 +226,44 @@ class FusedAttention(Heads):
         return F.scaled_dot_product_attention(query, key, value, scale=1.0)
 
 
+def attend(query, key, value):
+    return (query @ key.mT).softmax(-1) @ value
+
+
+def attend_fused(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value, scale=1.0)
+
+
+class HelperAttention(Heads):
+    """A SoftMax in `forward`, and another one in a function that it calls."""
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1) @ value + attend(query, key, value)
+
+
+class SecondMethodAttention(Heads):
+    """A SoftMax in `forward`, and another one in a method of a method."""
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return (query @ key.mT).softmax(-1) @ value + self.first(query, key, value)
+
+    def first(self, *heads):
+        return self.second(*heads)
+
+    def second(self, query, key, value):
+        return torch.softmax(query @ key.mT, -1) @ value
+
+
+class FusedHelperAttention(Heads):
+    """SDPA for some sizes, in a function that is called."""
+
+    def forward(self, x):
+        query, key, value = self.heads(x)
+        return attend_fused(query, key, value) if x.shape[1] > 64 else (query @ key.mT).softmax(-1) @ value
+
+
 class NormalisedHalvesAttention(Heads):
     """The first half of the tokens attends to the second."""
 

@@ -12,7 +12,7 @@ from sinkformers.conversion.inline_source import Method, method
 
 _DROPOUT = (F.dropout, torch.dropout)
 _MATMUL = (torch.matmul, torch.bmm)
-_SOFTMAX = (F.softmax, torch.softmax, torch.special.softmax)
+SOFTMAX = (F.softmax, torch.softmax, torch.special.softmax)
 
 
 class Site(NamedTuple):
@@ -39,7 +39,7 @@ def _site(node: ast.Call, module: nn.Module, found: Method) -> Site | None:
     function = resolve(node.func, module, found)
     keywords = {each.arg: each.value for each in node.keywords}
     given = list(node.args)
-    if function in _SOFTMAX and given:
+    if function in SOFTMAX and given:
         known = len(given) <= 2 and set(keywords) <= {
             "dim",
             "dtype",

@@ -1,15 +1,18 @@
 """What the flow of data in a module does not show of its attention, and is read from its class or a call's tensors."""
 
+import dis
 import functools
 import inspect
 import re
-from collections.abc import Iterator
-from types import CodeType
+import sys
+from collections.abc import Iterator, Set
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sinkformers.conversion.inline_calls import SOFTMAX
 from sinkformers.core.modes import readable
 
 _FUSED = re.compile(
@@ -27,14 +30,69 @@ def number_of_heads(module: nn.Module) -> int | None:
 
 @functools.cache
 def may_be_fused(kind: type[nn.Module]) -> bool:
-    """Return whether a method of a class calls attention as one function, as many do where it is available."""
+    """Return whether a class calls attention as one function, in any method, as many do where it is available."""
     own = (base for base in kind.__mro__ if not f"{base.__module__}.".startswith("torch."))
-    methods = [method for base in own for method in vars(base).values() if callable(method)]
-    codes: list[Any] = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
+    methods = [_function(method) for base in own for method in vars(base).values()]
+    functions = [*(each for each in methods if each is not None), *_reached(kind)]
+    return any(_FUSED.search(name) for each in functions for code in _codes(each) for name in code.co_names)
+
+
+def has_softmax_elsewhere(kind: type[nn.Module], methods: Set[str]) -> bool:
+    """Return whether `forward` leads to a SoftMax that is not in one of these methods, but in a function it calls."""
+    known = [_function(getattr(kind, name)) for name in methods]
+    return any(_calls_softmax(each) for each in _reached(kind) if each not in known)
+
+
+def _calls_softmax(function: FunctionType) -> bool:
+    names, attributes = _names(function)
+    given = (function.__globals__.get(name) for name in names)
+    return bool({"softmax", "Softmax"} & (names | attributes)) or any(each in SOFTMAX for each in given if callable(each))
+
+
+@functools.cache
+def _reached(kind: type[nn.Module]) -> tuple[FunctionType, ...]:
+    """Return the functions that the `forward` of a class leads to by their names, methods and others."""
+    forward = _function(kind.forward)
+    found = [] if forward is None else [forward]
+    methods = set(found)
+    for function in found:  # which grows
+        names, attributes = _names(function)
+        objects = [function.__globals__.get(name) for name in names]
+        modules = [each for each in objects if isinstance(each, ModuleType)]
+        objects += [vars(module).get(name) for module in modules for name in attributes]
+        own = [getattr(kind, name, None) for name in attributes] if function in methods else []
+        methods.update(each for each in map(_function, own) if each is not None)
+        found += dict.fromkeys(
+            each for each in map(_function, [*own, *objects]) if each is not None and each not in found
+        )
+    return tuple(found)
+
+
+def _function(given: Any) -> FunctionType | None:
+    """Return a function in Python without its decorators; None for those of torch and of the standard library."""
+    function = inspect.unwrap(given) if callable(given) and not isinstance(given, type) else None
+    package = (getattr(function, "__module__", None) or "").partition(".")[0]
+    known = package == "torch" or package in sys.stdlib_module_names
+    return function if isinstance(function, FunctionType) and not known else None
+
+
+def _codes(function: FunctionType) -> list[CodeType]:
+    """Return the code of a function and of those inside of it."""
+    codes = [function.__code__]
     for code in codes:  # which grows
-        if code is not None:
-            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-    return any(_FUSED.search(name) for code in codes if code is not None for name in code.co_names)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return codes
+
+
+@functools.cache
+def _names(function: FunctionType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of globals and those of attributes in the code of a function."""
+    steps = [step for code in _codes(function) for step in dis.get_instructions(code)]
+    names, attributes = (
+        frozenset(step.argval for step in steps if step.opname in how)
+        for how in (("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD"))
+    )
+    return names, attributes
 
 
 def among_features(module: nn.Module, scores: Tensor, added_up: int | None) -> str | None:

@@ -30,6 +30,7 @@ from sinkformers.conversion.inline_checks import (
     among_features,
     changed,
     has_projections,
+    has_softmax_elsewhere,
     may_be_fused,
     number_of_heads,
 )
@@ -49,6 +50,7 @@ NOT_SELF = "its queries and keys come from different inputs"
 LOOP = "its SoftMax is inside of a loop, which may apply it to its own weights"
 IN_PLACE = "it changes the weights of its SoftMax in place"
 FUNCTION = "its SoftMax is inside of a function in its method, which may be called with other queries and keys"
+ELSEWHERE = "it calls a function that has a SoftMax of its own, where it cannot be replaced"
 FUSED = "it may attend by a fused function, such as SDPA, instead of by its SoftMax"
 CHANNELS = "it attends among channels, by its name"
 NO_PROJECTIONS = "it has no projections, so that it is not known which axis of its input holds tokens"
@@ -93,6 +95,8 @@ def _examined(module: nn.Module, found: Findings) -> tuple[str, Plan | None]:
         return FUNCTION, None
     if may_be_fused(type(module)):
         return FUSED, None
+    if has_softmax_elsewhere(type(module), {name for name, _ in found.sites}):
+        return ELSEWHERE, None
     if not has_projections(module):
         return NO_PROJECTIONS, None
     if found.changed.intersection(proven):
