@@ -45,8 +45,8 @@ def has_softmax_elsewhere(kind: type[nn.Module], methods: Set[str]) -> bool:
 
 def _calls_softmax(function: FunctionType) -> bool:
     names, attributes = _names(function)
-    given = (function.__globals__.get(name) for name in names)
-    return bool({"softmax", "Softmax"} & (names | attributes)) or any(each in SOFTMAX for each in given if callable(each))
+    given = [each for name in names if callable(each := function.__globals__.get(name))]
+    return bool({"softmax", "Softmax"} & (names | attributes)) or any(each in SOFTMAX for each in given)
 
 
 @functools.cache
