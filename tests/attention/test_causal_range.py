@@ -175,3 +175,19 @@ def test_32768_positions(backend, dtype):
     assert_close(out[0, rows].double(), exact, atol=bound, rtol=0)
     for grad in torch.autograd.grad(out, inputs, torch.randn_like(out)):
         assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_gradients_of_rows_whose_attention_later_rows_outweigh(backend):
+    """Key 0 receives e⁻¹² of its attention from all rows before the next one: small gradients are right to rounding."""
+    mask = torch.ones(N, N, dtype=torch.bool)
+    _, _, value = tokens(mask, 3, dtype=torch.float32)
+    bias, none, results = torch.randn(3, N, N), torch.zeros(3, N, 1), []
+    bias[..., :3, 0] = torch.tensor([-24.0, -12.0, 0.0])
+    for served, dtype in ((backend, torch.float32), ("reference", torch.float64)):
+        added = bias.to(dtype).requires_grad_()
+        given = (none.to(dtype), none.to(dtype), value.detach().to(dtype))
+        out = attend(*given, attn_mask=added, n_iters=5, tau=0.25, backend=served)
+        results += causal_gradients(out, [added])
+    # A few roundings of scores that are 24 deep, at worst where two terms of a gradient cancel to a tenth.
+    assert_close(results[0].double(), results[1], rtol=512 * torch.finfo(torch.float32).eps, atol=0)

@@ -131,11 +131,12 @@ template <class T, class Base> struct InOrder : Base {
             std::fill(to + count, to + this->columns.count(), (T)0);
         }
     }
-    // A column step of a block, and the row step after it: w = A∘v, and the scalings of its rows. `share` becomes
-    // u·A/s, the part of what a key has received that comes from its row, and `logs` the logarithm of t/s.
-    template <bool keeps> void column_step(int level, int i0, int rows, T *w, T *share, T *logs) {
-        if (this->args.target.data) descend<keeps, true>(level, i0, rows, w, share, logs);
-        else descend<keeps, false>(level, i0, rows, w, share, logs);
+    // A column step of a block, and the row step after it: w = A∘v, and the scalings of its rows. `logs` becomes the
+    // logarithm of t/s, and `parts` says how much of what a key has received comes from its row, and how much from
+    // those before it. The two add up to 1, and one may be tiny, so the smaller one is kept, with a minus for the rest.
+    template <bool keeps> void column_step(int level, int i0, int rows, T *w, T *parts, T *logs) {
+        if (this->args.target.data) descend<keeps, true>(level, i0, rows, w, parts, logs);
+        else descend<keeps, false>(level, i0, rows, w, parts, logs);
         T *next = row_scaling(level + 1);
         for (int i = 0; i < rows; i++) {
             const T sum = total<T>(load(lanes(i)));
@@ -143,7 +144,7 @@ template <class T, class Base> struct InOrder : Base {
             if (level + 1 < this->col_steps && !(next[i] < MOST_RATIO)) in_range = false;
         }
     }
-    template <bool keeps, bool given> void descend(int level, int i0, int rows, T *w, T *share, T *logs) {
+    template <bool keeps, bool given> void descend(int level, int i0, int rows, T *w, T *parts, T *logs) {
         const int from = this->columns.from, count = this->columns.count();
         const T *u = row_scaling(level), *high = given_high() + i0, *low = given_low() + i0;
         T *run = running(level) + from;
@@ -156,7 +157,7 @@ template <class T, class Base> struct InOrder : Base {
             const V before = load(first_expected() + from + j);
             for (int i = 0; i < rows; i++) {
                 const size_t at = (size_t)i * this->ld + j;
-                const V x = load(this->a + at), mine = splat(u[i]) * x;
+                const V x = load(this->a + at), mine = splat(u[i]) * x, others = s;
                 s += mine;
                 const V t =
                     given ? load(target() + at) : ((splat(high[i]) - seen_h) + (splat(low[i]) - seen_l)) + before;
@@ -171,12 +172,15 @@ template <class T, class Base> struct InOrder : Base {
                 V y = x * ratio;
                 y = y < splat(TINY) ? V{} : y;
                 store(w + at, y);
-                if (keeps) store(share + at, t > V{} ? mine * inverse : V{});
+                if (keeps) store(parts + at, t > V{} ? smaller_part(mine * inverse, others * inverse) : V{});
                 store(lanes(i), load(lanes(i)) + y);
             }
             store(run + j, s);
         }
         top = most<T>(most_seen);
+    }
+    static V smaller_part(V own, V rest) {
+        return own > splat((T)0.5) ? -larger<T>(rest, splat((T)1e-30)) : own; // 0 would lose its sign
     }
     bool is_safe() const { return in_range && top < MOST_RATIO; }
     void begin_head() {
@@ -349,7 +353,7 @@ template <class T> struct CausalBackward : InOrder<T, Backward<T>> {
     }
     T *value_column(int j) const { return this->y + (size_t)(j / PANEL<T>)*PANEL<T> * this->e + j % PANEL<T>; }
     T *level_weights(int level) const { return level ? this->matrix(1 + level) : this->a; }
-    T *share(int level) const { return this->matrix(2 + this->col_steps + level); }
+    T *parts(int level) const { return this->matrix(2 + this->col_steps + level); }
     T *logs(int level) const { return this->matrix(2 + 2 * this->col_steps + level); }
 
     void block(int i0, int rows, int number) {
@@ -369,7 +373,7 @@ template <class T> struct CausalBackward : InOrder<T, Backward<T>> {
         this->exponentials(i0, rows);
         this->read_target(i0, rows);
         for (int level = 0; level < this->col_steps; level++)
-            this->template column_step<true>(level, i0, rows, level_weights(level + 1), share(level), logs(level));
+            this->template column_step<true>(level, i0, rows, level_weights(level + 1), parts(level), logs(level));
         T *grad = this->matrix(1);
         through_values(i0, rows, grad);
         for (int level = this->col_steps - 1; level >= 0; level--) ascend(level, rows, grad);
@@ -404,12 +408,11 @@ template <class T> struct CausalBackward : InOrder<T, Backward<T>> {
         this->sum_over_rows(fresh, rows, w, this->plain(this->x_row(i0), this->width), this->where_values(), this->ep);
     }
     // A column step walked back. `grad` is the gradient of the scores so far. What reaches log s goes to all rows that
-    // it is a sum over, in proportion to their shares: down the columns in reverse, y = −τ·G + (1 − share below)·y
-    // below.
+    // it is a sum over, in proportion to their parts: down the columns in reverse, y = −τ·G + rest·y of the row below.
     void ascend(int level, int rows, T *grad) {
         const bool last = level + 1 == this->col_steps;
         T *own = last ? grad : level_weights(level + 1); // G of this step
-        const T *part = share(level), *log = logs(level);
+        const T *kept = parts(level), *log = logs(level);
         T *carry = this->carried(level) + this->columns.from;
         std::fill(this->lanes(0), this->lanes(rows), (T)0);
         V d_tau{};
@@ -417,8 +420,10 @@ template <class T> struct CausalBackward : InOrder<T, Backward<T>> {
             V below = load(carry + j);
             for (int i = rows - 1; i >= 0; i--) {
                 const size_t at = (size_t)i * this->ld + j;
-                const V g = load(own + at), y = below - splat(this->tau) * g, h = load(part + at) * y;
-                below = y - h;
+                const V g = load(own + at), y = below - splat(this->tau) * g;
+                const V part = load(kept + at), small = part < V{} ? -part : part, large = splat((T)1) - small;
+                const V h = (part < V{} ? large : small) * y;
+                below = (part < V{} ? small : large) * y;
                 store(grad + at, (last ? g : load(grad + at)) + h);
                 store(this->lanes(i), load(this->lanes(i)) + h);
                 if (this->relaxed) d_tau += g * load(log + at);
