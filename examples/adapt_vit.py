@@ -72,7 +72,7 @@ def train(model: nn.Module, data: Split, epochs: int, rate: float, seed: int, sc
 
 
 def base(sets: dict[str, Split], out: Path, seed: int) -> ViT:
-    """The SoftMax model of a seed, trained by whichever cell needs it first; two that do get the same."""
+    """The SoftMax model of a seed, trained by whichever run needs it first; two that do get the same."""
     torch.manual_seed(seed)
     model, file = ViT(), out / f"base-{seed}.pt"
     if file.exists():
@@ -85,7 +85,7 @@ def base(sets: dict[str, Split], out: Path, seed: int) -> ViT:
     return model
 
 
-def train_cell(data: Path, out: Path, arm: str, seed: int) -> dict[str, Any]:
+def train_run(data: Path, out: Path, arm: str, seed: int) -> dict[str, Any]:
     sets = read_mnist(data)
     model, started = base(sets, out, seed), time.perf_counter()
     result: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def train_cell(data: Path, out: Path, arm: str, seed: int) -> dict[str, Any]:
 
 def prepare(data: Path, out: Path) -> study.Train:
     load_mnist(data)  # missing files are reported before any worker starts
-    return functools.partial(train_cell, data, out)
+    return functools.partial(train_run, data, out)
 
 
 if __name__ == "__main__":

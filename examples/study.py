@@ -5,6 +5,7 @@ continues with the runs that are missing.
 """
 
 import argparse
+import fnmatch
 import json
 import multiprocessing
 import statistics
@@ -53,8 +54,7 @@ ARMS = {
     "tau 0.5": Arm({"n_iters": N_ITERS, "tau": 0.5}),
 }
 
-Cell = tuple[str, int]  # arm and seed
-Train = Callable[[str, int], dict[str, Any]]  # what a cell comes to: {"accuracy": [after each epoch], …}
+Train = Callable[[str, int], dict[str, Any]]  # an arm and a seed to {"accuracy": [after each epoch], …}
 
 
 def unadapted(model: nn.Module, accuracy: Callable[[nn.Module], float]) -> dict[str, float]:
@@ -71,7 +71,7 @@ def learned(model: nn.Module) -> dict[str, list[float]]:
 
 
 def _file(out: Path, arm: str, seed: int) -> Path:
-    return out / "cells" / f"{arm.replace(' ', '-').replace(',', '')}-{seed}.json"
+    return out / "runs" / f"{arm.replace(' ', '-').replace(',', '')}-{seed}.json"
 
 
 def _one_thread() -> None:
@@ -79,14 +79,14 @@ def _one_thread() -> None:
 
 
 def run(out: Path, arms: Mapping[str, Arm], train: Train, seeds: int, workers: int) -> None:
-    """Train the cells that are missing, seed by seed, `workers` side by side on a thread each."""
+    """Train the runs that are missing, seed by seed, `workers` side by side on a thread each."""
     from rich.progress import Progress
 
-    (out / "cells").mkdir(parents=True, exist_ok=True)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
     wanted = [(arm, seed) for seed in range(seeds) for arm in arms]
-    missing = [cell for cell in wanted if not _file(out, *cell).exists()]
+    missing = [each for each in wanted if not _file(out, *each).exists()]
     with Progress() as progress:
-        task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
+        task = progress.add_task("runs", total=len(wanted), completed=len(wanted) - len(missing))
         for (arm, seed), result in _trained(missing, train, workers):
             file = _file(out, arm, seed)
             partial = file.with_suffix(".partial")
@@ -96,26 +96,28 @@ def run(out: Path, arms: Mapping[str, Arm], train: Train, seeds: int, workers: i
             progress.advance(task)
 
 
-def _trained(cells: list[Cell], train: Train, workers: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def _trained(
+    missing: list[tuple[str, int]], train: Train, workers: int
+) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
     if workers == 1:
-        yield from ((cell, train(*cell)) for cell in cells)
+        yield from ((each, train(*each)) for each in missing)
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
-        running = {pool.submit(train, *cell): cell for cell in cells}
+        running = {pool.submit(train, *each): each for each in missing}
         for done in as_completed(running):
             yield running[done], done.result()
 
 
 def report(out: Path, arms: Mapping[str, Arm]) -> str:
     """A table of all runs so far; a picture of them goes to accuracy.png."""
-    cells = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((out / "cells").glob("*.json"))]
-    if not cells:
-        raise SystemExit(f"{out} holds no finished cell yet. Run this without --report first.")
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((out / "runs").glob("*.json"))]
+    if not found:
+        raise SystemExit(f"{out} holds no finished run yet. Run this without --report first.")
     runs: dict[str, dict[int, float]] = {}
-    for cell in cells:
-        runs.setdefault(cell["arm"], {})[cell["seed"]] = cell["accuracy"][-1]
-        for tau, value in cell.get("unadapted", {}).items():
-            runs.setdefault(f"SoftMax, then tau {tau}, un-adapted", {})[cell["seed"]] = value
+    for each in found:
+        runs.setdefault(each["arm"], {})[each["seed"]] = each["accuracy"][-1]
+        for tau, value in each.get("unadapted", {}).items():
+            runs.setdefault(f"SoftMax, then tau {tau}, un-adapted", {})[each["seed"]] = value
     order = [*arms, *(f"SoftMax, then tau {tau}, un-adapted" for tau in AS_IT_IS)]
     rows = {name: [runs[name][seed] for seed in sorted(runs[name])] for name in order if name in runs}
     _draw(rows, out / "accuracy.png")
@@ -140,17 +142,21 @@ def _draw(rows: Mapping[str, list[float]], file: Path) -> None:
 
 
 def main(doc: str | None, arms: Mapping[str, Arm], prepare: Callable[[Path, Path], Train], out: str) -> None:
-    """The command line: `prepare` gets the folders of data and output, and returns how a cell is trained."""
+    """The command line: `prepare` gets the folders of data and output, and returns how a run is trained."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the folder of data sets; else $SINKFORMERS_DATA")
     parser.add_argument("--out", type=Path, default=Path(out))
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
-    parser.add_argument("--workers", type=int, default=2, help="cells trained side by side, on a thread each")
+    parser.add_argument("--workers", type=int, default=2, help="runs trained side by side, on a thread each")
+    parser.add_argument("--arms", metavar="PATTERN", default="*", help="such as 'tau*'; by default, every arm")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
     args = parser.parse_args()
+    chosen = {name: arm for name, arm in arms.items() if fnmatch.fnmatchcase(name, args.arms)}
+    if not chosen:
+        parser.error(f"--arms {args.arms!r} matches none of: {', '.join(arms)}")
     if not args.report:
         try:
-            run(args.out, arms, prepare(data_folder(args.data), args.out), args.seeds, args.workers)
+            run(args.out, chosen, prepare(data_folder(args.data), args.out), args.seeds, args.workers)
         except DataError as error:
             raise SystemExit(str(error)) from None
     print(report(args.out, arms))

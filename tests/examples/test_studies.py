@@ -1,4 +1,4 @@
-"""The studies' bookkeeping on toy cells, and their readers on small files made here."""
+"""The studies' bookkeeping on toy runs, and their readers on small files made here."""
 
 import json
 import math
@@ -14,18 +14,18 @@ import study
 ARMS = {"SoftMax": study.ARMS["SoftMax"], "last layer, at once": study.ARMS["at once"]}
 
 
-def toy_cell(arm, seed):
-    cell = {"accuracy": [0.5, 0.6 + seed / 10]}
-    return {**cell, "unadapted": {"0.5": 0.55}} if arm == "SoftMax" else cell
+def toy_run(arm, seed):
+    found = {"accuracy": [0.5, 0.6 + seed / 10]}
+    return {**found, "unadapted": {"0.5": 0.55}} if arm == "SoftMax" else found
 
 
 def forbidden(_arm, _seed):
     raise AssertionError("trained again")
 
 
-def test_cells_are_trained_once_and_reported(tmp_path):
-    study.run(tmp_path, ARMS, toy_cell, seeds=3, workers=1)
-    assert len(list((tmp_path / "cells").glob("*.json"))) == 6
+def test_runs_are_trained_once_and_reported(tmp_path):
+    study.run(tmp_path, ARMS, toy_run, seeds=3, workers=1)
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 6
     study.run(tmp_path, ARMS, forbidden, seeds=3, workers=1)
     table = study.report(tmp_path, ARMS)
     assert "| SoftMax | 70.0% | 60.0%, 70.0%, 80.0% |" in table
@@ -33,17 +33,29 @@ def test_cells_are_trained_once_and_reported(tmp_path):
     assert (tmp_path / "accuracy.png").stat().st_size > 1000
 
 
-def test_only_missing_cells_are_trained(tmp_path):
-    study.run(tmp_path, ARMS, toy_cell, seeds=1, workers=1)
-    lost = tmp_path / "cells" / "SoftMax-0.json"
+def test_only_missing_runs_are_trained(tmp_path):
+    study.run(tmp_path, ARMS, toy_run, seeds=1, workers=1)
+    lost = tmp_path / "runs" / "SoftMax-0.json"
     lost.unlink()
-    study.run(tmp_path, ARMS, toy_cell, seeds=1, workers=1)
+    study.run(tmp_path, ARMS, toy_run, seeds=1, workers=1)
     assert json.loads(lost.read_text())["seed"] == 0
 
 
 def test_a_report_of_nothing_says_so(tmp_path):
-    with pytest.raises(SystemExit, match="no finished cell"):
+    with pytest.raises(SystemExit, match="no finished run"):
         study.report(tmp_path, ARMS)
+
+
+def test_arms_are_chosen_by_a_pattern(tmp_path, monkeypatch, capsys):
+    def main(*arguments):
+        monkeypatch.setattr("sys.argv", ["study", "--data", str(tmp_path), "--workers", "1", *arguments])
+        study.main("", ARMS, lambda *_folders: toy_run, str(tmp_path))
+
+    main("--arms", "last*")
+    assert {file.name for file in (tmp_path / "runs").iterdir()} == {f"last-layer-at-once-{n}.json" for n in range(3)}
+    with pytest.raises(SystemExit):
+        main("--arms", "lost")
+    assert "'lost' matches none of: SoftMax, last layer, at once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("module", "name"), [(adapt_vit, "mnist"), (adapt_minilm, "imdb")])
