@@ -127,12 +127,14 @@ def limit_tolerance(caller: str, n_iters: float, tol: Any) -> float:
                 f"n_iters={n_iters}. Leave one of them out."
             )
         return 0.0
-    if tol is None:
-        return 1e-3
+    return 1e-3 if tol is None else column_tolerance(caller, tol)
+
+
+def column_tolerance(caller: str, tol: Any) -> float:
     if isinstance(tol, bool) or not isinstance(tol, Real):
         raise TypeError(f"{caller}: tol must be a number between 0 and 1; got {tol!r}.")
     if not 0 < float(tol) < 1:
-        raise ValueError(f"{caller}: tol must lie between 0 and 1, as a relative error of column sums; got {tol!r}.")
+        raise ValueError(f"{caller}: tol must lie between 0 and 1, as a relative error; got {tol!r}.")
     return float(tol)
 
 

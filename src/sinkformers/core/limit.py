@@ -84,7 +84,8 @@ def sinkhorn_limit(
     Args:
         scores: (…, n, m). Minus infinity means masked.
         tau: relaxes the column steps as in `sinkhorn`; the limit is then a semi-relaxed transport plan.
-        tol: each matrix stops once its residual is below; taken no smaller than rounding lets it be reached.
+        tol: between 0 and 1. Each matrix stops once its residual is below; taken no smaller than rounding lets it be
+            reached.
         max_iters: the most products with `exp(scores)` or its transpose; a normalisation is one.
         method: `"newton"`, a few Sinkhorn steps and then Newton's method with conjugate gradients, or `"sinkhorn"`,
             normalisations alone. `"auto"` is Newton's method, which falls back to Sinkhorn steps where it fails.
@@ -107,7 +108,7 @@ def sinkhorn_limit(
     caller = "sinkhorn_limit"
     scores, mask, row_mass, col_mass = check_problem(caller, scores, mask, row_mass, col_mass)
     max_iters = checks.most_iterations(caller, max_iters)
-    tol = checks.positive(caller, "tol", tol)
+    tol = checks.column_tolerance(caller, tol)
     checks.one_of(caller, "method", method, ("auto", "newton", "sinkhorn"))
     by_matrix = relaxation_tensor(checks.relaxation(caller, tau, "scores", scores), scores)
     call = LimitCall(scores, mask, row_mass, col_mass, by_matrix, tol, max_iters, method != "sinkhorn")

@@ -112,7 +112,7 @@ class AttentionMap:
     def __post_init__(self) -> None:
         caller = "AttentionMap"
         core_checks.positive(caller, "eps", self.eps)
-        core_checks.positive(caller, "tol", self.tol)
+        core_checks.column_tolerance(caller, self.tol)
         core_checks.one_of(caller, "cost", self.cost, ("dot", "l2"))
         core_checks.most_iterations(caller, self.max_iters)
         if self.n_iters != math.inf and not (isinstance(self.n_iters, int) and self.n_iters >= 0):
