@@ -92,7 +92,7 @@ FIGURE5 = Artefact(
         ),
         "small": Preset(
             about="10,000 images at 64 px, patch 8, 20 epochs",
-            takes="about 50 minutes on two cores",
+            takes="about 70 minutes on two cores",
             data="dogs-vs-cats",
             seeds=(0, 1, 2),
             arms=(*ARMS, LIMIT),

@@ -98,7 +98,7 @@ FIGURE6 = Artefact(
         ),
         "small": Preset(
             about="as paper, without patch 2, 3 seeds; also n_iters ∞",
-            takes="about 2 hours on two cores",
+            takes="about 3 hours on two cores",
             data="mnist",
             seeds=(0, 1, 2),
             arms=arms(PATCHES[:-1], RATES, tied=7, limit=LIMIT_PATCHES),

@@ -126,7 +126,7 @@ TABLE1_PCT = Artefact(
         ),
         "small": Preset(
             about="all 12,311 shapes, 256 points, four layers of 64 channels, 25 epochs of Adam",
-            takes="about 45 minutes on two cores",
+            takes="about an hour on two cores",
             data="modelnet40",
             seeds=(0, 1, 2),
             arms=arms(1, 3, math.inf),

@@ -146,7 +146,7 @@ TABLE1_SET = Artefact(
         ),
         "small": Preset(
             about="all 12,311 shapes, 128 points, width 64, 40 epochs",
-            takes="about an hour on two cores",
+            takes="about 80 minutes on two cores",
             data="modelnet40",
             seeds=(0, 1, 2),
             arms=arms(1, 3, 5, 21, math.inf),

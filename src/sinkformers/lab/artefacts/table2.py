@@ -108,7 +108,7 @@ TABLE2 = Artefact(
         ),
         "small": Preset(
             about="Multi30k, 3 + 3 layers, dim 256, 12 epochs and 2 more",
-            takes="about 90 minutes on two cores",
+            takes="about 100 minutes on two cores",
             data="multi30k",
             seeds=(0, 1),
             arms=with_streaming(arms(SMALL, 2, (1, N_ITERS, math.inf))),
