@@ -7,6 +7,7 @@ continues with the runs that are missing.
 import argparse
 import fnmatch
 import json
+import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,10 @@ import sinkformers
 from sinkformers.lab.data import DataError, data_folder
 
 N_ITERS = 3
-AS_IT_IS = (0.25, 0.5, 1.0)  # values of tau at which a trained SoftMax model is converted and not adapted
+AS_IT_IS = {  # how a trained SoftMax model is converted and not adapted
+    **{f"tau {tau}": {"n_iters": N_ITERS, "tau": tau} for tau in (0.25, 0.5, 1.0)},
+    "the limit": {"n_iters": math.inf},
+}
 
 
 def leave(model: nn.Module, step: int, n_steps: int) -> None:
@@ -60,9 +64,9 @@ Train = Callable[[str, int], dict[str, Any]]  # an arm and a seed to {"accuracy"
 def unadapted(model: nn.Module, accuracy: Callable[[nn.Module], float]) -> dict[str, float]:
     """A trained SoftMax model, converted and used as it is."""
     found = {}
-    for tau in AS_IT_IS:
-        sinkformers.to_sinkformer(model, n_iters=N_ITERS, tau=tau)
-        found[str(tau)] = accuracy(model)
+    for name, settings in AS_IT_IS.items():
+        sinkformers.to_sinkformer(model, **settings)
+        found[name] = accuracy(model)
     return found
 
 
@@ -116,9 +120,9 @@ def report(out: Path, arms: Mapping[str, Arm]) -> str:
     runs: dict[str, dict[int, float]] = {}
     for each in found:
         runs.setdefault(each["arm"], {})[each["seed"]] = each["accuracy"][-1]
-        for tau, value in each.get("unadapted", {}).items():
-            runs.setdefault(f"SoftMax, then tau {tau}, un-adapted", {})[each["seed"]] = value
-    order = [*arms, *(f"SoftMax, then tau {tau}, un-adapted" for tau in AS_IT_IS)]
+        for name, value in each.get("unadapted", {}).items():
+            runs.setdefault(f"SoftMax, then {name}, un-adapted", {})[each["seed"]] = value
+    order = [*arms, *(f"SoftMax, then {name}, un-adapted" for name in AS_IT_IS)]
     rows = {name: [runs[name][seed] for seed in sorted(runs[name])] for name in order if name in runs}
     _draw(rows, out / "accuracy.png")
     lines = ["| attention | median | all runs, by seed |", "| --- | --- | --- |"]

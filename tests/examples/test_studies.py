@@ -16,7 +16,7 @@ ARMS = {"SoftMax": study.ARMS["SoftMax"], "last layer, at once": study.ARMS["at 
 
 def toy_run(arm, seed):
     found = {"accuracy": [0.5, 0.6 + seed / 10]}
-    return {**found, "unadapted": {"0.5": 0.55}} if arm == "SoftMax" else found
+    return {**found, "unadapted": {"tau 0.5": 0.55, "the limit": 0.45}} if arm == "SoftMax" else found
 
 
 def forbidden(_arm, _seed):
@@ -30,6 +30,7 @@ def test_runs_are_trained_once_and_reported(tmp_path):
     table = study.report(tmp_path, ARMS)
     assert "| SoftMax | 70.0% | 60.0%, 70.0%, 80.0% |" in table
     assert "| SoftMax, then tau 0.5, un-adapted | 55.0% |" in table
+    assert "| SoftMax, then the limit, un-adapted | 45.0% |" in table
     assert (tmp_path / "accuracy.png").stat().st_size > 1000
 
 
