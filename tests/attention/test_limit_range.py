@@ -54,3 +54,18 @@ def test_columns_far_below_the_others_leave_the_gradient_of_tau_alone(seed, back
         return torch.autograd.grad(out, tau, d_out.to(dtype))[0].double()
 
     assert_close(gradient(torch.float32, 1e-4), gradient(torch.float64, 1e-12), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_small_matrices_of_sharp_scores_converge(backend):
+    """One matrix in which a step that moved columns far against each other led to a state that led back."""
+    cycle = [[-81.066, 31.575, 5.446, 151.773], [-33.659, -6.506, 28.701, 74.929]]
+    cycle += [[-87.048, 95.066, -60.176, 118.239], [47.349, -44.207, 21.497, -63.387]]
+    scores = 300 * torch.randn(500, 4, 4, generator=torch.Generator().manual_seed(0))
+    scores[0] = torch.tensor(cycle)
+    value = torch.eye(4).expand(500, 4, 4)
+    _, evidence = attention_with_evidence(
+        torch.eye(4).expand(500, 4, 4), scores.mT, value, scale=1.0, n_iters=math.inf, backend=backend
+    )
+    assert evidence.converged.all()
+    assert evidence.products.max() <= 400

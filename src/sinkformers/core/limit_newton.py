@@ -24,8 +24,10 @@ MOST_SOLVER_STEPS = 25
 MOST_TRIALS = 5
 # Products beside those of the solver: the diagonal of the Hessian, the trials, and the column sums.
 OTHER_PRODUCTS = MOST_TRIALS + 2
-# A step may change no potential by more: exp of it stays far inside the range of float32.
-LARGEST_CHANGE = 60.0
+# A step may change no potential by more: two columns then move against each other by 70 at most, and entries of the
+# kernel that are zero, below e⁻⁸⁷ in float32, stay below rounding. With more, D would seem to fall on the way there and
+# on the way back.
+LARGEST_CHANGE = 35.0
 
 
 def step(run: Iteration, which: Tensor, residual: Tensor, most_steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,10 +68,13 @@ def _solve(run: Iteration, which: Tensor, ratio: Tensor, most_steps: Tensor) -> 
         through = run.v * run.times_transposed(by_row * run.times(run.v * direction))
         image = scale * direction - through
         curvature = (direction * image).sum(-1, keepdim=True)
-        # Along a null vector the curvature is rounding, and so is what it would be divided into.
-        going = going & (curvature > 16 * eps * (scale * direction.square()).sum(-1, keepdim=True))
-        length = torch.where(going, energy / curvature, 0.0)
-        solution, rest = solution + length * direction, rest - length * image
+        # Along a null vector the curvature is rounding, and so is what it would be divided into. The first direction is
+        # none: where its curvature is that small, D falls along it as far as a step may go.
+        bent = curvature > 16 * eps * (scale * direction.square()).sum(-1, keepdim=True)
+        farthest = LARGEST_CHANGE / direction.abs().amax(-1, keepdim=True)
+        length = torch.where(going, torch.where(bent, energy / curvature, farthest if number == 0 else 0.0), 0.0)
+        going = going & bent
+        solution, rest = solution + length * direction, torch.where(going, rest - length * image, rest)
         scaled = precondition * rest
         previous, energy = energy, torch.where(going, (rest * scaled).sum(-1, keepdim=True), energy)
         direction = torch.where(going, scaled + energy / previous * direction, direction)
@@ -81,12 +86,11 @@ def _search(run: Iteration, direction: Tensor, gap: Tensor, which: Tensor) -> tu
 
     Returns where a point was accepted, where D fell by more than rounding, and the trials, (k).
     """
-    slope = (gap * direction).sum(-1)
-    length, settled = torch.ones_like(slope), ~(which & (slope > 0))
+    length, settled = torch.ones_like(gap[..., 0]), ~(which & ((gap * direction).sum(-1) > 0))
     accepted, visible = torch.zeros_like(which), torch.zeros_like(which)
     trials = torch.zeros_like(which, dtype=torch.int64)
     now, bend, u, v, g = run.target(), _bend(run), run.u, run.v, run.g
-    eps = torch.finfo(slope.dtype).eps
+    eps = torch.finfo(gap.dtype).eps
     rounding = 4 * eps * now.sum(-1)  # that of the row sums
     found_u, found_v, found_g = u, v, g
     for _ in range(MOST_TRIALS):
@@ -101,7 +105,7 @@ def _search(run: Iteration, direction: Tensor, gap: Tensor, which: Tensor) -> tu
         by_col = -now * (change if bend is None else torch.where(bend == 0, change, -(-bend * change).expm1() / bend))
         fall = -(run.sum_over_rows(by_row) + by_col.sum(-1))
         noise = 4 * eps * (run.sum_over_rows(by_row.abs()) + by_col.abs().sum(-1))
-        good = ~settled & (fall >= 1e-4 * length * slope - noise)
+        good = ~settled & (fall >= 1e-4 * (gap * change).sum(-1).clamp_min(0.0) - noise)
         pick = good[:, None]
         found_u, found_v = torch.where(pick, new_u, found_u), torch.where(pick, new_v, found_v)
         found_g = torch.where(pick, g + change, found_g)

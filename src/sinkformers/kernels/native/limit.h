@@ -78,8 +78,10 @@ template <class T, class Base> struct AtLimit : Base {
         gather<T>(this->team, this->part, this->mp, into, this->cols);
     }
     // Conjugate gradients on diag(diagonal) − by·Pᵀ P, from 0, for the right-hand side in `rest`. `own` is the diagonal
-    // of Pᵀ P. The goal is relative to the first energy; `noise` is one that rounding leaves. Returns the steps taken.
-    int solve(T by, const T *own, int most_steps, T ratio, const T *noise = nullptr) {
+    // of Pᵀ P. The goal is relative to the first energy; `noise` is one that rounding leaves. Where the curvature of
+    // the first direction is rounding, the solution is that direction, `farthest` in its largest entry. Returns the
+    // steps.
+    int solve(T by, const T *own, int most_steps, T ratio, T farthest, const T *noise = nullptr) {
         const int m = this->live_m;
         const T *v = this->vv;
         T goal = 0;
@@ -107,12 +109,12 @@ template <class T, class Base> struct AtLimit : Base {
         while (steps < most_steps && energy > goal) {
             steps++;
             sweep(factor, image, [&](int i, T z) { return this->u[i] * this->u[i] * z; });
-            energy = alone([&] { return advance(by, energy); });
+            energy = alone([&] { return advance(by, energy, steps == 1 ? farthest : 0); });
         }
         return steps;
     }
     // One step; returns the new energy, or -1 along a null vector, whose curvature is rounding.
-    T advance(T by, T energy) {
+    T advance(T by, T energy, T farthest) {
         const int m = this->live_m;
         const T *v = this->vv;
         T curvature = 0, size = 0;
@@ -121,7 +123,11 @@ template <class T, class Base> struct AtLimit : Base {
             curvature += direction[j] * image[j];
             size += diagonal[j] * direction[j] * direction[j];
         }
-        if (!(curvature > 16 * EPS * size)) return -1;
+        if (!(curvature > 16 * EPS * size)) {
+            const T top = largest(direction, m);
+            for (int j = 0; farthest > 0 && j < m; j++) solution[j] = direction[j] * (farthest / top);
+            return -1;
+        }
         const T length = energy / curvature;
         T next = 0;
         for (int j = 0; j < m; j++) {
@@ -152,7 +158,7 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
 
     // As in core/limit_solver.py and core/limit_newton.py.
     static constexpr int FIRST_PAIRS = 8, NEAR = 8, MOST_SOLVER_STEPS = 25, MOST_TRIALS = 5;
-    static constexpr T DRIFT = (T)1e10, LARGEST_CHANGE = 60, COARSEST = (T)0.3;
+    static constexpr T DRIFT = (T)1e10, LARGEST_CHANGE = 35, COARSEST = (T)0.3;
 
     void run(int64_t item, int64_t place) {
         this->enter(item, place);
@@ -314,22 +320,22 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
             return (T)0;
         });
         const T ratio = std::min(COARSEST, std::max((T)1e-6, std::sqrt(residual)));
-        const int steps = this->solve(1, own, most_steps, ratio);
+        const int steps = this->solve(1, own, most_steps, ratio, LARGEST_CHANGE);
         return 2 * steps + 2 + search(accepted, visible);
     }
     // Along the solution until D falls as it should, up to rounding; returns the trials.
     int search(bool &accepted, bool &visible) {
-        const T slope = this->alone([&] {
+        const T downhill = this->alone([&] {
             T sum = 0;
             for (int j = 0; j < this->live_m; j++) sum += gap[j] * this->solution[j];
             return sum;
         });
         accepted = visible = false;
         int trials = 0;
-        for (T length = 1; slope > 0 && !accepted && trials < MOST_TRIALS; length /= 3) {
+        for (T length = 1; downhill > 0 && !accepted && trials < MOST_TRIALS; length /= 3) {
             trials++;
-            T by_col = 0, size = 0;
-            try_columns(length, by_col, size);
+            T by_col = 0, size = 0, slope = 0;
+            try_columns(length, by_col, size, slope);
             T by_row = 0, row_size = 0;
             this->sweep(new_v, this->image, [&](int i, T z) {
                 const T change = std::log(this->u[i] * z);
@@ -339,7 +345,7 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
             });
             const T fall = -(this->added_up(by_row) + by_col);
             const T noise = 4 * this->EPS * (this->added_up(row_size) + size);
-            accepted = fall >= (T)1e-4 * length * slope - noise;
+            accepted = fall >= (T)1e-4 * std::max(slope, (T)0) - noise;
             visible = accepted && fall > noise + 4 * this->EPS * this->live_n;
         }
         if (accepted) {
@@ -354,9 +360,9 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
         }
         return trials;
     }
-    // The scalings at a point of the search, and what the columns change D by.
-    void try_columns(T length, T &by_col, T &size) {
-        T total_size = 0;
+    // The scalings at a point of the search, what the columns change D by, and how fast D falls at first on the way.
+    void try_columns(T length, T &by_col, T &size, T &slope) {
+        T total_size = 0, total_slope = 0;
         by_col = this->alone([&] {
             T sum = 0;
             for (int j = 0; j < this->live_m; j++) {
@@ -366,11 +372,13 @@ template <class T> struct LimitForward : AtLimit<T, Forward<T>> {
                 new_v[j] = this->vv[j] * std::exp(change);
                 sum += gain;
                 total_size += std::fabs(gain);
+                total_slope += gap[j] * change;
             }
             std::fill(new_v + this->live_m, new_v + this->cols, (T)0);
             return sum;
         });
-        size = this->team.size == 1 ? total_size : this->alone([&] { return total_size; });
+        size = this->alone([&] { return total_size; });
+        slope = this->alone([&] { return total_slope; });
     }
 };
 
@@ -424,7 +432,7 @@ template <class T> struct LimitBackward : AtLimit<T, Backward<T>> {
             return (T)0;
         });
         const T least = sizeof(T) == 8 ? (T)1e-14 : (T)1e-6, ratio = std::max((T)(0.1 * this->args.tol), least);
-        this->solve(this->tau, own, std::min(2 * m + 50, 2000), ratio, noise);
+        this->solve(this->tau, own, std::min(2 * m + 50, 2000), ratio, 0, noise);
         this->alone([&] {
             T *y = this->s;
             for (int j = 0; j < m; j++) {
