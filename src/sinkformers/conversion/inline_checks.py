@@ -72,8 +72,8 @@ def _function(given: Any) -> FunctionType | None:
     """Return a function in Python without its decorators; None for those of torch and of the standard library."""
     function = inspect.unwrap(given) if callable(given) and not isinstance(given, type) else None
     package = (getattr(function, "__module__", None) or "").partition(".")[0]
-    known = package == "torch" or package in sys.stdlib_module_names
-    return function if isinstance(function, FunctionType) and not known else None
+    known = sys.stdlib_module_names | {torch.__name__}
+    return function if isinstance(function, FunctionType) and package not in known else None
 
 
 def _codes(function: FunctionType) -> list[CodeType]:
