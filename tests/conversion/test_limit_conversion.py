@@ -149,10 +149,11 @@ def test_a_finite_count_has_no_residual():
 
 
 def test_a_watched_call_that_does_not_converge_gives_one_warning():
-    layer, x = module(math.inf), 60 * torch.randn(3, 7, 8, dtype=torch.float64)
-    x[..., 0] = 100  # a common offset, and rows that all prefer the same keys
+    layer, x = module(math.inf), torch.randn(3, 7, 8, dtype=torch.float64)
+    hidden = torch.zeros(7, 7, dtype=torch.bool)
+    hidden[[0, 3, 6]] = torch.arange(7) % 3 != 1  # three rows see two keys: no limit exists
     with pytest.warns(ConvergenceWarning, match="heads have not converged") as seen, watch_attention(layer) as watch:
-        layer(x, x, x, need_weights=False)
+        layer(x, x, x, attn_mask=hidden, need_weights=False)
     assert len(seen) == 1
     assert watch[""].calls[0].residual.max() > 1e-3
 
