@@ -131,6 +131,7 @@ def limit_tolerance(caller: str, n_iters: float, tol: Any) -> float:
 
 
 def column_tolerance(caller: str, tol: Any) -> float:
+    """`tol` of a limit, as a float between 0 and 1."""
     if isinstance(tol, bool) or not isinstance(tol, Real):
         raise TypeError(f"{caller}: tol must be a number between 0 and 1; got {tol!r}.")
     if not 0 < float(tol) < 1:
